@@ -1,0 +1,60 @@
+"""Recent methods as drop-in components, each run next to its rivals on your own input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bakeoff.arena.report import Report
+    from bakeoff.arena.types import Contender
+
+__version__ = "0.1.0"
+
+
+def compare(method: str, *, extra: Sequence[Contender] = (), rivals: Sequence[str] = (), **options: Any) -> Report:
+    """Run a method next to its rivals; what ``bakeoff run`` does, from Python.
+
+    Parameters
+    ----------
+    method : str
+        Slug of the method, e.g. ``"fdfi"``.
+    extra : sequence of Contender
+        Contenders of your own.
+    rivals : sequence of str
+        Contenders of your own as ``"module:object"``.
+    **options
+        The settings of `bakeoff.arena.contest.Settings` (seeds, jobs, out ...) and the method's own options, by the
+        names that ``bakeoff run METHOD --help`` shows.
+
+    Returns
+    -------
+    Report
+        Printed, it is the table; its figures and the HTML page lie in the results folder.
+
+    Raises
+    ------
+    bakeoff.arena.types.InputError
+        An option or the input is wrong; the message says what, where, and how to mend it.
+    KeyboardInterrupt
+        Interrupted; the same call again continues.
+    """
+    from dataclasses import fields
+    from pathlib import Path
+
+    from bakeoff import catalog
+    from bakeoff.arena import contest, plan
+
+    names = {field.name for field in fields(contest.Settings)}
+    chosen = {name: value for name, value in options.items() if name in names}
+    if "out" in chosen:
+        chosen["out"] = Path(chosen["out"])
+    own = {name: value for name, value in options.items() if name not in names}
+    text = ", ".join([repr(method), *(f"{name}={value!r}" for name, value in options.items())])
+    guests = [*extra, *(plan.guest(text) for text in rivals)]
+    outcome = contest.hold(
+        catalog.find(method), own, contest.Settings(**chosen), command=f"bakeoff.compare({text})", guests=guests
+    )
+    if outcome.interrupted:
+        raise KeyboardInterrupt(f"{method}: interrupted; the same call continues from {outcome.folder}")
+    return outcome.report

@@ -1,0 +1,1 @@
+"""Where contenders meet. Knows no method and no host framework."""

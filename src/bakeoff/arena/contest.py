@@ -1,0 +1,249 @@
+"""Holds a bake-off from plan to report: runs what is missing, keeps what is there, writes the report."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bakeoff.arena import engines, plan, store
+from bakeoff.arena.progress import Progress
+from bakeoff.arena.report import Report
+from bakeoff.arena.runner import Limits
+from bakeoff.arena.types import Bout, Card, Contender, InputError, Run
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a bake-off is run; what it runs on are the method's own options.
+
+    Parameters
+    ----------
+    seeds : int
+        Repetitions of every contender; the card's number (mostly 8) by default. Intervals need 5.
+    contenders : list of str
+        Only these, comma-separated; the paper's is always there. Also the way to add an optional one.
+    jobs : int
+        Runs at a time, each with one thread; by default one per core.
+    engine : {"local", "ray"}
+        Processes of this machine, or tasks of a Ray cluster.
+    address : str
+        Of the Ray cluster; without it Ray is started on this machine.
+    timeout : float
+        Seconds that one run may take.
+    memory : float
+        GB that one run may use; by default four fifths of the machine's memory, shared by the jobs.
+    shard : str
+        Run only part i/n of the runs (1/4 ... 4/4), for any scheduler; `bakeoff report` puts the parts together.
+    out : Path
+        Results folder, bakeoff-METHOD by default; the same command again continues there.
+    keep : bool
+        Keep what the contenders made, in the results folder.
+    claims : bool
+        Also run the stand-alone experiments that test the paper's claims.
+    retry_failed : bool
+        Run again what failed, timed out or ran out of memory.
+    """
+
+    seeds: int | None = None
+    contenders: list[str] = field(default_factory=list)
+    jobs: int | None = None
+    engine: engines.Engine = "local"
+    address: str | None = None
+    timeout: float = 3600.0
+    memory: float | None = None
+    shard: str | None = None
+    out: Path | None = None
+    keep: bool = False
+    claims: bool = False
+    retry_failed: bool = False
+
+    def check(self) -> None:
+        """Raise InputError for a number that makes no sense."""
+        for name in ("jobs", "timeout", "memory"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1e9:
+                raise InputError(f"{value:g} is out of range", f"--{name}", "give a number above 0")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out."""
+
+    report: Report
+    folder: Path
+    html: Path | None
+    interrupted: bool = False
+
+    @property
+    def failed(self) -> int:
+        """Runs that did not end ok."""
+        return sum(run.status != "ok" for run in self.report.runs)
+
+
+def hold(
+    card: Card, options: Mapping[str, Any], settings: Settings, *, command: str, guests: Sequence[Contender] = ()
+) -> Outcome:
+    """Run the missing runs of a bake-off and report on all of them.
+
+    Ctrl-C and SIGTERM end it with what is finished: nothing that was finished is ever lost.
+
+    Raises
+    ------
+    InputError
+        The user can mend it.
+    """
+    settings.check()
+    folder = (settings.out or Path(f"bakeoff-{card.slug}")).absolute()
+    jobs = settings.jobs or cores()
+    planned = plan.make(
+        card,
+        options,
+        command=command,
+        seeds=settings.seeds,
+        names=settings.contenders,
+        guests=guests,
+        claims=settings.claims,
+        keep=folder if settings.keep else None,
+        jobs=jobs,
+    )
+    tasks = plan.shard(planned.tasks, settings.shard) if settings.shard else planned.tasks
+    store.open_folder(folder)
+    with store.locked(folder, f"lock-{settings.shard.replace('/', '-of-')}" if settings.shard else "lock"):
+        store.write_bout(folder, planned.bout)
+        runs, interrupted, problems = _run(folder, card, tasks, settings, jobs)
+        bout = replace(planned.bout, notes=(*planned.bout.notes, *problems))
+        if interrupted:
+            return Outcome(Report.build(bout, runs), folder, None, interrupted=True)
+        return publish(folder, bout, plan.select(bout, runs), card)
+
+
+def _run(
+    folder: Path, card: Card, tasks: Sequence[Any], settings: Settings, jobs: int
+) -> tuple[list[Run], bool, list[str]]:
+    """Execute what the journal lacks; returns the records of the tasks, and whether it was interrupted."""
+    stored, problems = store.read_runs(folder)
+    final = {r.key: r for r in stored if r.status == "ok" or not settings.retry_failed}
+    done = {task.run.key: final[task.run.key] for task in tasks if task.run.key in final}
+    if settings.keep:  # an output that was not kept has to be made again
+        done = {t.run.key: done[t.run.key] for t in tasks if t.run.key in done and _kept(t.keep)}
+    todo = [task for task in tasks if task.run.key not in done]
+    journal, progress = store.Journal(folder), Progress(card.slug, tasks, done.values())
+
+    def record(run: Run) -> None:
+        journal.append(run)
+        done[run.key] = run
+        progress.done(run)
+
+    interrupted = False
+    with progress, _terminable():
+        try:
+            engines.execute(
+                todo,
+                record,
+                engine=settings.engine,
+                address=settings.address,
+                jobs=jobs,
+                limits=Limits(settings.timeout, settings.memory),
+                preload=card.preload,
+            )
+        except KeyboardInterrupt:
+            interrupted = True
+            for task in todo:
+                done.setdefault(task.run.key, task.run)  # its status is "interrupted"; not journaled
+        finally:
+            journal.close()
+    return list(done.values()), interrupted, problems
+
+
+def _kept(folder: str) -> bool:
+    return not folder or Path(folder).is_dir()
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends a bake-off the same way as Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def publish(folder: Path, bout: Bout, runs: list[Run], card: Card | None) -> Outcome:
+    """Write table, figures and report of some runs into a folder."""
+    store.write_csv(folder, runs)
+    figures, notes = _figures(folder, runs, card)
+    report = replace(Report.build(replace(bout, notes=(*bout.notes, *notes)), runs), figures=figures)
+    return Outcome(report, folder, report.save(folder))
+
+
+def _figures(folder: Path, runs: list[Run], card: Card | None) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The bout's own figures; a report without them beats no report."""
+    if card is None or not any(run.status == "ok" for run in runs):
+        return {}, ()
+    try:
+        draw = getattr(importlib.import_module(f"{card.package}.bout"), "figures", None)
+        if draw is None:
+            return {}, ()
+        (folder / "figures").mkdir(exist_ok=True)
+        return draw([run for run in runs if run.status == "ok"], folder / "figures"), ()
+    except Exception as error:
+        print(f"figures left out: {type(error).__name__}: {error}", file=sys.stderr)
+        return {}, (f"the bout's own figures could not be drawn: {type(error).__name__}: {error}",)
+
+
+def rebuild(folders: Sequence[Path], out: Path | None, cards: Mapping[str, Card]) -> Outcome:
+    """Put the parts of a bake-off together and write its report anew; runs nothing.
+
+    Raises
+    ------
+    InputError
+        A folder holds no results, or they are of different bouts.
+    """
+    bout = plan.merge([store.read_bout(folder) for folder in folders])
+    runs: list[Run] = []
+    problems: list[str] = []
+    for folder in folders:
+        found, bad = store.read_runs(folder)
+        runs, problems = runs + found, problems + bad
+    best = {run.key: run for run in sorted(plan.select(bout, runs), key=lambda r: r.status == "ok")}
+    target = (out or folders[0]).absolute()
+    if target not in [f.absolute() for f in folders]:
+        store.open_folder(target)
+        journal = store.Journal(target)
+        for run in best.values():
+            journal.append(run)
+        store.write_bout(target, bout)
+    return publish(target, replace(bout, notes=(*bout.notes, *problems)), list(best.values()), cards.get(bout.method))
+
+
+def write_board(folders: Sequence[Path], out: Path) -> Path:
+    """One page of all these bake-offs, each linked to a copy of its report beside the page."""
+    from bakeoff.arena.report import board
+
+    out.mkdir(parents=True, exist_ok=True)
+    reports, links = [], []
+    for folder in folders:
+        bout = store.read_bout(folder)
+        runs, _ = store.read_runs(folder)
+        reports.append(Report.build(bout, plan.select(bout, runs)))
+        links.append(f"{bout.method}.html")
+        store.write_atomic(out / links[-1], (folder / "report.html").read_bytes())
+    store.write_atomic(out / "index.html", board(reports, links))
+    return out / "index.html"

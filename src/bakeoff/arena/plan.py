@@ -1,0 +1,258 @@
+"""From a method and what the user asked for to an ordered list of runs with fingerprints; shards; merging."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from bakeoff.arena import fingerprint
+from bakeoff.arena.types import Bout, Card, Claim, Contender, InputError, MissingExtraError, Run, Task
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,59}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be run, in order: seed by seed, so that what is finished early can be compared already."""
+
+    bout: Bout
+    tasks: tuple[Task, ...]
+
+    def keys(self) -> set[str]:
+        """Keys of all planned runs."""
+        return {task.run.key for task in self.tasks}
+
+
+def make(
+    card: Card,
+    options: Mapping[str, Any],
+    *,
+    command: str,
+    seeds: int | None = None,
+    names: Sequence[str] = (),
+    guests: Sequence[Contender] = (),
+    claims: bool = False,
+    keep: Path | None = None,
+    jobs: int = 1,
+) -> Plan:
+    """Load the input once, which finds the user's mistakes before any run, and lay out the runs.
+
+    Raises
+    ------
+    InputError
+        A wrong option, contender or input.
+    MissingExtraError
+        A package that the method needs is not installed.
+    """
+    n_seeds = card.seeds if seeds is None else seeds
+    if n_seeds < 1:
+        raise InputError(f"{n_seeds} is too few", "--seeds", "give 1 or more; intervals need 5")
+    module, data = _load(card, options)
+    known = [*module.contenders(data), *guests]
+    _check_names(known)
+    chosen, absent = _choose(known, names, card)
+    full = _all_options(module, options)
+    bout = Bout(
+        method=card.slug,
+        title=card.title,
+        paper=card.paper,
+        job=card.job,
+        use=f"from {card.package.rpartition('.')[0]} import {card.exports[0]}",
+        scale=card.scale,
+        metrics=module.METRICS,
+        claims=module.CLAIMS,
+        contenders=tuple(chosen),
+        seeds=tuple(range(n_seeds)),
+        options={k: str(v) if isinstance(v, Path) else v for k, v in full.items()},
+        command=command,
+        input_hash=fingerprint.of_input(full),
+        codes=_codes(card, module, chosen, guests, claims),
+        overlap=module.overlap(data) if hasattr(module, "overlap") else 0.0,
+        jobs=jobs,
+        absent=absent,
+        notes=tuple(getattr(data, "notes", ())),
+    )
+    blobs = {guest.name: cloudpickle.dumps(guest) for guest in guests}
+    tasks = [_task(bout, card, options, c.name, seed, blobs, keep) for seed in bout.seeds for c in chosen]
+    if claims:
+        tasks += [_task(bout, card, options, name, s, {}, None) for name, n in _checks(bout.claims) for s in range(n)]
+    return Plan(bout, tuple(tasks))
+
+
+def _load(card: Card, options: Mapping[str, Any]) -> tuple[ModuleType, Any]:
+    how = f"pip install 'bakeoff[{card.extra}]'"
+    try:
+        module = importlib.import_module(f"{card.package}.bout")
+        unknown = set(options) - set(inspect.signature(module.load).parameters)
+        if unknown:
+            raise InputError(f"no option {sorted(unknown)[0]!r}", card.slug, f"see `bakeoff run {card.slug} --help`")
+        data = module.load(**options)
+        paper = next(c for c in module.contenders(data) if c.role == "paper")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f"needs the package {error.name!r}", card.slug, how) from error
+    for need in paper.needs:
+        if find_spec(need) is None:
+            raise MissingExtraError(f"needs the package {need!r}", card.slug, how)
+    return module, data
+
+
+def _all_options(module: ModuleType, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: options.get(name, p.default) for name, p in inspect.signature(module.load).parameters.items()}
+
+
+def _check_names(known: Sequence[Contender]) -> None:
+    names = [c.name for c in known]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"two contenders are called {name!r}", "--rival", "give yours another name")
+        if not _NAME.fullmatch(name):
+            raise InputError(f"{name!r} cannot name a contender", "--rival", "use letters, digits, space and . _ + -")
+
+
+def _choose(known: Sequence[Contender], names: Sequence[str], card: Card) -> tuple[list[Contender], dict[str, str]]:
+    """The contenders that take part, and why the others do not."""
+    wrong = [name for name in names if name not in {c.name for c in known}]
+    if wrong:
+        there = ", ".join(c.name for c in known)
+        raise InputError(f"no contender {wrong[0]!r}", "--contenders", f"choose from: {there}")
+    wanted = [c for c in known if (c.name in names if names else not c.optional)]
+    absent = {}
+    for contender in wanted:
+        lacking = [need for need in contender.needs if find_spec(need) is None]
+        if lacking:
+            absent[contender.name] = f"needs {', '.join(lacking)}: pip install 'bakeoff[{card.extra},rivals]'"
+    chosen = [c for c in wanted if c.name not in absent]
+    if not any(c.role == "paper" for c in chosen):  # what all others are compared with
+        chosen.insert(0, next(c for c in known if c.role == "paper"))
+    return chosen, absent
+
+
+def _codes(
+    card: Card, module: ModuleType, chosen: Sequence[Contender], guests: Sequence[Contender], claims: bool
+) -> dict[str, str]:
+    """Hash of the code of every contender and check."""
+    shared = (module.load, module.score)
+    codes = {c.name: fingerprint.of_code(c.call, *shared, hosts=card.hosts) for c in chosen}
+    if claims:
+        for name, _ in _checks(module.CLAIMS):
+            codes[name] = fingerprint.of_code(getattr(module, name.removeprefix("claim:")), hosts=card.hosts)
+    return codes
+
+
+def _checks(claims: Sequence[Claim]) -> list[tuple[str, int]]:
+    """The stand-alone experiments of the claims, each with its number of seeds."""
+    wanted: dict[str, int] = {}
+    for claim in claims:
+        if claim.check:
+            wanted[f"claim:{claim.check}"] = max(claim.seeds, wanted.get(f"claim:{claim.check}", 0))
+    return list(wanted.items())
+
+
+def _task(
+    bout: Bout, card: Card, options: Mapping[str, Any], name: str, seed: int, blobs: dict[str, bytes], keep: Path | None
+) -> Task:
+    run = Run(
+        key=key(bout, name, seed),
+        method=bout.method,
+        contender=name,
+        seed=seed,
+        options=bout.options,
+        input_hash=_input_hash(bout, name),
+        code_hash=bout.codes[name],
+    )
+    folder = keep / "artefacts" / name.replace(" ", "_") / f"seed-{seed}" if keep else ""
+    return Task(run, f"{card.package}.bout", dict(options), blobs.get(name, b""), str(folder), card.hosts)
+
+
+def _input_hash(bout: Bout, name: str) -> str:
+    return "none" if name.startswith("claim:") else bout.input_hash  # a check brings its own input
+
+
+def key(bout: Bout, name: str, seed: int) -> str:
+    """The key of a run: all that its result depends on."""
+    return fingerprint.digest(bout.method, name, seed, _input_hash(bout, name), bout.codes[name])
+
+
+def shard(tasks: Sequence[Task], part: str) -> tuple[Task, ...]:
+    """The tasks of part ``i/n``, told apart by their keys; all parts together are all tasks.
+
+    Raises
+    ------
+    InputError
+        Not of the form ``i/n`` with 1 <= i <= n.
+    """
+    match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", part)
+    i, n = (int(g) for g in match.groups()) if match else (0, 0)
+    if not 1 <= i <= n:
+        raise InputError(f"{part!r} is not a shard", "--shard", "write i/n, e.g. 1/4 to 4/4")
+    return tuple(task for task in tasks if int(task.run.key, 16) % n == i - 1)
+
+
+def select(bout: Bout, runs: Sequence[Run]) -> list[Run]:
+    """The runs that belong to this bout: its input, the present code of its contenders, its seeds."""
+    claims = [key(bout, name, s) for name, n in _checks(bout.claims) if name in bout.codes for s in range(n)]
+    wanted = {key(bout, c.name, s) for c in bout.contenders for s in bout.seeds} | set(claims)
+    return [run for run in runs if run.key in wanted]
+
+
+def merge(bouts: Sequence[Bout]) -> Bout:
+    """One bout out of the parts that ran elsewhere.
+
+    Raises
+    ------
+    InputError
+        The parts differ in method, input or in the code of a contender.
+    """
+    first = bouts[0]
+    seeds: set[int] = set()
+    contenders: dict[str, Contender] = {}
+    codes: dict[str, str] = {}
+    for bout in bouts:
+        if (bout.method, bout.input_hash) != (first.method, first.input_hash):
+            raise InputError("the folders hold different bouts or inputs", "report", "give folders of one bout only")
+        for name, code in bout.codes.items():
+            if codes.setdefault(name, code) != code:
+                raise InputError(
+                    f"{name!r} ran with different code or library versions",
+                    "report",
+                    "run its parts again with one version",
+                )
+        contenders.update({c.name: c for c in bout.contenders})
+        seeds |= set(bout.seeds)
+    return replace(first, seeds=tuple(sorted(seeds)), contenders=tuple(contenders.values()), codes=codes)
+
+
+def guest(text: str) -> Contender:
+    """A contender of the user's own from ``module:object``: a Contender, or a function (data, seed) -> output.
+
+    Raises
+    ------
+    InputError
+        It cannot be imported or is neither.
+    """
+    module, colon, attribute = text.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}" if colon else "no colon"
+        raise InputError(f"cannot import {text!r} ({reason})", "--rival", "write module:object") from error
+    if isinstance(found, Contender):
+        return found
+    if not callable(found):
+        raise InputError(f"{text!r} is neither a function nor a Contender", "--rival", "name a function (data, seed)")
+    return Contender(attribute, "rival", found, f"your own: {text}")

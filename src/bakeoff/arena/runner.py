@@ -1,0 +1,235 @@
+"""One process per run on this machine: limits, isolation, progress.
+
+Every run is forked from a server that has imported the host library already, leads a process group of its own, and
+writes what it prints into a pipe that the driver reads. However a run ends, its whole group is killed and the driver
+goes on with the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from bakeoff.arena import worker
+from bakeoff.arena.types import Run, Task
+
+_TAIL_BYTES, _TAIL_LINES = 65536, 20
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one run may use: wall seconds from its start, and GB of memory for its whole process group."""
+
+    timeout: float = 3600.0
+    memory_gb: float | None = None
+
+    def memory_bytes(self, jobs: int) -> float:
+        """The cap; where none is given, four fifths of the machine's memory shared by `jobs` runs."""
+        if self.memory_gb is not None:
+            return self.memory_gb * 2**30
+        return 0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / jobs
+
+
+OnDone = Callable[[Run], None]
+
+
+def run_local(
+    tasks: Iterable[Task],
+    on_done: OnDone,
+    *,
+    jobs: int = 1,
+    limits: Limits | None = None,
+    preload: tuple[str, ...] = (),
+    on_start: Callable[[Task], None] = lambda task: None,
+) -> None:
+    """Execute tasks in `jobs` processes at a time and hand each finished record to `on_done`.
+
+    On any exception, KeyboardInterrupt included, every process is killed before it goes on its way.
+    """
+    limits = limits or Limits()
+    memory = limits.memory_bytes(jobs)
+    queue = iter(tasks)
+    active: list[_Child] = []
+    with _one_thread_each():
+        context = _server(preload)
+        try:
+            while True:
+                while len(active) < jobs and (task := next(queue, None)):
+                    on_start(task)
+                    active.append(_Child.start(context, task, limits.timeout, memory))
+                if not active:
+                    return
+                wait([c for child in active for c in child.waitables()], timeout=0.1)
+                for child in list(active):
+                    if child.poll():
+                        active.remove(child)
+                        on_done(child.finish())
+        finally:
+            for child in active:
+                child.kill()
+
+
+@contextlib.contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Fork runs with one thread for each numerical library, so that scores do not depend on how many run at a time."""
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _server(preload: tuple[str, ...]) -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([worker.__name__, *preload])
+    return context
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the main module while a process starts, so that it isn't imported there a second time (and run again)."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+@dataclass
+class _Child:
+    """A run in its process."""
+
+    task: Task
+    process: Any
+    result: Connection
+    log: Connection
+    life: Connection
+    deadline: float
+    timeout: float
+    memory: float
+    run: Run | None = None
+    tail: bytearray = field(default_factory=bytearray)
+    next_look: float = 0.0
+
+    @classmethod
+    def start(cls, context: Any, task: Task, timeout: float, memory: float) -> _Child:
+        result, result_end = context.Pipe(duplex=False)
+        log, log_end = context.Pipe(duplex=False)
+        life_end, life = context.Pipe(duplex=False)
+        process = context.Process(target=worker.main, args=(task, result_end, log_end, life_end), daemon=False)
+        with _without_main():
+            process.start()
+        for end in (result_end, log_end, life_end):
+            end.close()
+        os.set_blocking(log.fileno(), False)
+        return cls(task, process, result, log, life, time.monotonic() + timeout, timeout, memory)
+
+    def waitables(self) -> list[Any]:
+        return [self.result, self.process.sentinel, *([] if self.log.closed else [self.log])]
+
+    def poll(self) -> bool:
+        """Look after the run; True once it has ended, one way or the other."""
+        self._read_log()
+        if self.result.poll():
+            with contextlib.suppress(EOFError, OSError, ValueError):
+                self.run = Run.from_json(json.loads(self.result.recv_bytes()))
+            self.run = self.run or self._ended("failed", self._exit_reason())
+        elif not self.process.is_alive():
+            self.run = self._ended("failed", self._exit_reason())
+        elif time.monotonic() > self.deadline:
+            self.run = self._ended("timeout", f"Timeout: longer than {self.timeout:g} s")
+        elif self._memory_in_use() > self.memory:
+            self.run = self._ended("oom", f"OutOfMemory: more than {self.memory / 2**30:.3g} GB")
+        return self.run is not None
+
+    def finish(self) -> Run:
+        """Kill what is left of the run and return its record."""
+        self.kill()
+        assert self.run is not None
+        peak = self.run.cost.get("peak_mb", 0.0) * 2**20
+        if self.run.status == "ok" and peak > self.memory:  # a peak between two looks
+            self.run = self._ended("oom", f"OutOfMemory: more than {self.memory / 2**30:.3g} GB")
+        if self.run.error and self.run.status != "diverged":
+            lines = self.tail.decode(errors="replace").splitlines()[-_TAIL_LINES:]
+            self.run.error = "\n".join([self.run.error, *lines])
+        return self.run
+
+    def kill(self) -> None:
+        """Kill the process, its group, and descendants that left the group."""
+        family = _descendants(self.process.pid)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for pid in [self.process.pid, *family]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.join()
+        self._read_log()
+        for connection in (self.result, self.log, self.life):
+            connection.close()
+        self.process.close()
+
+    def _read_log(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            while not self.log.closed:
+                chunk = os.read(self.log.fileno(), _TAIL_BYTES)
+                if not chunk:
+                    self.log.close()
+                    break
+                self.tail += chunk
+                del self.tail[:-_TAIL_BYTES]
+
+    def _exit_reason(self) -> str:
+        self.process.join(1.0)
+        code = self.process.exitcode
+        if code is not None and code < 0:
+            return f"Killed: the process died by {signal.Signals(-code).name}"
+        return f"Exited: the process ended with code {code} before it had a result"
+
+    def _ended(self, status: Any, error: str) -> Run:
+        cost = {"wall_s": self.timeout - (self.deadline - time.monotonic())}
+        return Run(**{**vars(self.task.run), "status": status, "error": error, "cost": cost})
+
+    def _memory_in_use(self) -> float:
+        now = time.monotonic()
+        if now < self.next_look:
+            return 0.0
+        self.next_look = now + 0.1
+        return sum(_resident(pid) for pid in [self.process.pid, *_descendants(self.process.pid)])
+
+
+def _resident(pid: int) -> float:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0.0
+
+
+def _descendants(pid: int) -> list[int]:
+    """Children, children's children and so on; nothing where /proc is missing."""
+    found, todo = [], [pid]
+    while todo:
+        parent = todo.pop()
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                children = [int(child) for child in (task / "children").read_text().split()]
+                found += children
+                todo += children
+    return found

@@ -1,0 +1,62 @@
+"""Finds the methods by their ``card.toml``; imports none of them."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import tomllib
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from bakeoff.arena.types import Card, InputError
+
+GROUP = "bakeoff.methods"
+"""Entry-point group of packages that add method folders of their own; the value names a package of method folders."""
+
+_LISTS = ("exports", "hosts", "preload", "limits")
+
+
+@functools.cache
+def cards() -> dict[str, Card]:
+    """All methods by slug, in the order of rooms and names."""
+    here = Path(__file__).parent
+    found = [
+        read_card(path, f"bakeoff.{path.parts[-3]}.{path.parts[-2]}") for path in sorted(here.glob("*/*/card.toml"))
+    ]
+    for entry in metadata.entry_points(group=GROUP):
+        spec = util.find_spec(entry.value)
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            found += [read_card(p, f"{entry.value}.{p.parts[-2]}") for p in sorted(Path(folder).glob("*/card.toml"))]
+    return {card.slug: card for card in found}
+
+
+def read_card(path: Path, package: str) -> Card:
+    """One card.
+
+    Raises
+    ------
+    InputError
+        It is not valid TOML, or a field is missing, unknown or of the wrong type.
+    """
+    try:
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        fields: dict[str, Any] = {k: tuple(v) if k in _LISTS else v for k, v in data.items()}
+        return Card(package=package, **fields)
+    except (tomllib.TOMLDecodeError, TypeError) as error:
+        raise InputError(str(error), str(path), "compare it with the card of another method") from error
+
+
+def find(slug: str) -> Card:
+    """The method of that name.
+
+    Raises
+    ------
+    InputError
+        There is none; near names are listed.
+    """
+    known = cards()
+    if slug in known:
+        return known[slug]
+    near = difflib.get_close_matches(slug, known, n=3, cutoff=0.4) or sorted(known)
+    raise InputError(f"no method {slug!r}", "bakeoff", f"did you mean {', '.join(near)}? `bakeoff list` shows all")

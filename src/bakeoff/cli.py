@@ -1,0 +1,262 @@
+"""The command line: argument parsing and printing only."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import App, CycloptsError, Group, Parameter
+
+from bakeoff import __version__, catalog
+from bakeoff.arena.types import Card, InputError, MissingExtraError
+
+app = App(
+    name="bakeoff",
+    help="Recent methods next to the rivals you would otherwise pick, on your own input.",
+    version=__version__,
+    help_format="plaintext",
+)
+
+_INPUT, _HOW = Group("Input and method", sort_key=1), Group("How to run", sort_key=2)
+
+
+@app.command(name="list")
+def list_methods(*, json_: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
+    """Show all methods: room, name and one-line job.
+
+    Parameters
+    ----------
+    json_ : bool
+        Print as JSON.
+    """
+    cards = catalog.cards()
+    if json_:
+        print(
+            json.dumps({slug: {"room": c.room, "job": c.job, "paper": c.paper} for slug, c in cards.items()}, indent=1)
+        )
+        return 0
+    for room in sorted({card.room for card in cards.values()}):
+        print(room)
+        for card in (c for c in cards.values() if c.room == room):
+            print(f"  {card.slug:18} {card.job}")
+    return 0
+
+
+@app.command
+def show(slug: str) -> int:
+    """Show a method: paper, contenders, metrics, claims, limits and how to use it.
+
+    Parameters
+    ----------
+    slug : str
+        Name of the method, as `bakeoff list` shows it.
+    """
+    from importlib import import_module
+
+    card = catalog.find(slug)
+    print(f"{card.slug}: {card.title}\n{card.paper}; room {card.room}\n\n{card.job}\n")
+    print(f"Scale: {card.scale}\nDefault bout: {card.seeds} seeds, about {card.seconds} s on 2 cores")
+    for limit in card.limits:
+        print(f"Limit: {limit}")
+    bout = _needing_extra(card, lambda: import_module(f"{card.package}.bout"))
+    print("\nMetrics")
+    for m in bout.METRICS:
+        print(f"  {m.name} ({m.better} is better{', primary, margin ' + format(m.margin, 'g') if m.primary else ''})")
+    print("Claims of the paper, as they are tested here")
+    for claim in bout.CLAIMS:
+        print(f"  {claim.text} [{claim.paper_figure}]\n    {claim.expect}")
+    print("Contenders")
+    for c in _needing_extra(card, lambda: bout.contenders(bout.load(quick=True))):
+        print(f"  {c.name:22} {c.role:6} {c.why}{' (optional)' if c.optional else ''}")
+    print(f"\nOptions: bakeoff run {slug} --help")
+    print(f"Use it:  from {card.package.rpartition('.')[0]} import {', '.join(card.exports)}")
+    return 0
+
+
+def _needing_extra(card: Card, get: Any) -> Any:
+    try:
+        return get()
+    except ModuleNotFoundError as error:
+        how = f"pip install 'bakeoff[{card.extra}]'"
+        raise MissingExtraError(f"needs the package {error.name!r}", card.slug, how) from error
+
+
+@app.command(name="run")
+def run_usage() -> int:
+    """Run a method next to its rivals: `bakeoff run METHOD [options]`; `bakeoff run METHOD --help` shows them."""
+    print("Usage: bakeoff run METHOD [options]    (bakeoff run METHOD --help shows the options)\n")
+    for card in catalog.cards().values():
+        print(f"  {card.slug:18} {card.job}")
+    return 2
+
+
+def _run(slug: str, tokens: list[str]) -> int:
+    """Build the command of one method from the signature of its `load` and from the shared settings, and call it."""
+    from dataclasses import fields
+    from importlib import import_module
+
+    from bakeoff.arena import contest, plan
+
+    card = catalog.find(slug)
+    load = _needing_extra(card, lambda: import_module(f"{card.package}.bout")).load
+    shared = {f.name for f in fields(contest.Settings)}
+
+    def command(**values: Any) -> int:
+        rival, as_json, _ = values.pop("rival", []), values.pop("json_", False), values.pop("verbose", False)
+        settings = contest.Settings(**{name: values.pop(name) for name in shared & values.keys()})
+        guests = [plan.guest(text) for text in rival]
+        line = shlex.join(["bakeoff", "run", slug, *tokens])
+        return _finish(contest.hold(card, values, settings, command=line, guests=guests), line, as_json)
+
+    settings = inspect.signature(contest.Settings, eval_str=True).parameters.values()
+    extras = inspect.signature(_extra_options, eval_str=True).parameters.values()
+    own = _documented(inspect.signature(load, eval_str=True).parameters.values(), load, _INPUT)
+    how = _documented(settings, contest.Settings, _HOW) + _documented(extras, _extra_options, _HOW)
+    command.__signature__ = inspect.Signature(own + how)  # type: ignore[attr-defined]
+    title = f"{card.job}\n\n{card.title} ({card.paper})."
+    runner = App(name=f"bakeoff run {slug}", help=title, help_format="plaintext", version_flags=[])
+    runner.default(command)
+    return _call(runner, tokens)
+
+
+def _extra_options(*, rival: list[str], json_: bool = False, verbose: bool = False) -> None:
+    """Options of `bakeoff run` that are not settings of a bake-off.
+
+    Parameters
+    ----------
+    rival : list of str
+        A contender of your own as module:object, a function (data, seed) -> output; may be repeated.
+    json_ : bool
+        Print the report as JSON.
+    verbose : bool
+        Show the traceback of an error.
+    """
+
+
+def _documented(parameters: Iterable[inspect.Parameter], owner: Any, group: Group) -> list[inspect.Parameter]:
+    """Parameters as options: help from the owner's docstring, one comma-separated value for a list, plain switches."""
+    import docstring_parser
+
+    texts = {p.arg_name: " ".join((p.description or "").split()) for p in docstring_parser.parse(owner.__doc__).params}
+    made = []
+    for p in parameters:
+        words: dict[str, Any] = {
+            "help": texts.get(p.name, ""),
+            "group": group,
+            "negative": "",
+            "show": p.name != "quick",
+        }
+        if p.name.endswith("_"):
+            words["name"] = f"--{p.name[:-1]}"
+        if p.name == "jobs":
+            words["alias"] = "-j"
+        if p.name == "contenders":
+            words |= {"converter": _split, "n_tokens": 1}
+        default = [] if p.name in ("rival", "contenders") else p.default
+        made.append(
+            p.replace(kind=p.KEYWORD_ONLY, default=default, annotation=Annotated[p.annotation, Parameter(**words)])
+        )
+    return made
+
+
+def _split(kind: Any, tokens: Any) -> list[str]:
+    return [part.strip() for part in tokens[0].value.split(",") if part.strip()]
+
+
+def _finish(outcome: Any, line: str, as_json: bool) -> int:
+    """Print what came out and choose the exit code."""
+    report = outcome.report
+    print(json.dumps(report.to_json(), indent=1, allow_nan=False) if as_json else report.table())
+    if outcome.interrupted:
+        print(f"\nInterrupted; what is finished is kept. Go on with:\n  {line}", file=sys.stderr)
+        return 130
+    print(f"Report: {outcome.html}", file=sys.stderr if as_json else sys.stdout)
+    return 3 if outcome.failed else 0
+
+
+@app.command
+def report(
+    *folders: Path, out: Path | None = None, json_: Annotated[bool, Parameter(name="--json", negative="")] = False
+) -> int:
+    """Write the report of stored results anew, merging the shards of one bake-off; runs nothing.
+
+    Parameters
+    ----------
+    folders : Path
+        Results folders.
+    out : Path
+        Where to write, the first folder by default.
+    json_ : bool
+        Print the report as JSON.
+    """
+    from bakeoff.arena.contest import rebuild
+
+    if not folders:
+        raise InputError("no results folder given", "report", "bakeoff report DIR [DIR ...]")
+    return _finish(rebuild(folders, out, catalog.cards()), "", json_)
+
+
+@app.command
+def board(*folders: Path, out: Path = Path("site")) -> int:
+    """Make one static page of many reports: every method, its verdicts and claims.
+
+    Parameters
+    ----------
+    folders : Path
+        Results folders; their reports are linked.
+    out : Path
+        Folder for the page.
+    """
+    from bakeoff.arena.contest import write_board
+
+    print(write_board(folders, out))
+    return 0
+
+
+@app.command
+def new(name: str, *, root: Path | None = None) -> int:
+    """Write the files of a new method with failing tests.
+
+    Parameters
+    ----------
+    name : str
+        ROOM/NAME, e.g. decide/example.
+    root : Path
+        The checkout; the current folder by default.
+    """
+    from bakeoff.scaffold import write
+
+    for path in write(name, root or Path.cwd()):
+        print(path)
+    return 0
+
+
+def _call(runner: App, tokens: list[str]) -> int:
+    code = runner(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    return code if isinstance(code, int) else 0
+
+
+def main() -> None:
+    """Exit with 0 all ok, 2 bad input or usage, 3 some runs failed, 4 a missing extra, 130 interrupted, 1 our bug."""
+    tokens = sys.argv[1:]
+    try:
+        method = tokens[1] if tokens[:1] == ["run"] and len(tokens) > 1 and not tokens[1].startswith("-") else None
+        code = _run(method, tokens[2:]) if method else _call(app, tokens)
+    except (InputError, CycloptsError) as error:
+        if "--verbose" in tokens:
+            raise
+        message = " ".join(str(error).split())
+        print(f"bakeoff: {message}", file=sys.stderr)
+        code = 4 if isinstance(error, MissingExtraError) else 2
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)

@@ -1,0 +1,2 @@
+from .fdfi import FlowImportance as FlowImportance
+from .fdfi import ImportanceTable as ImportanceTable

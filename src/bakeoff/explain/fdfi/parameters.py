@@ -1,0 +1,41 @@
+"""The parameters of `FlowImportance` and their valid values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .losses import LOSSES, QUADRATIC
+
+CHOICES = {
+    "loss": tuple(LOSSES),
+    "order": ("scpi", "cpi"),
+    "disentangler": ("flow", "linear"),
+    "sampling": ("resample", "permutation", "normal", "condperm"),
+    "jacobian": ("avg_sq", "per_sample", "average"),
+    "base": ("direct", "roundtrip"),
+    "covariance": ("ledoit_wolf", "empirical"),
+    "margin": ("decoys",),
+    "adjust": ("bh", "holm", "bonferroni"),
+}
+
+
+def check_parameters(self: Any) -> None:
+    """Raise a ValueError that lists what is valid, where a parameter is not."""
+    for name, valid in CHOICES.items():
+        value = getattr(self, name)
+        if isinstance(value, str) and value not in valid:
+            raise ValueError(f"{name}={value!r} is none of {', '.join(valid)}")
+    if not hasattr(self.estimator, "predict") and not callable(self.estimator):
+        raise ValueError("estimator must have predict, or be a callable X -> (n,)")
+    low = {"n_samples": 1, "n_steps": 0, "hidden": 1, "ode_steps": 1, "n_decoys": 0, "se_floor": 0}
+    for name, least in low.items():
+        if not getattr(self, name) >= least:
+            raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+    if self.n_samples < 2 and self.order == "scpi" and self.loss in QUADRATIC:
+        raise ValueError("order='scpi' needs n_samples of 2 or more, to measure its own bias")
+    if not 0 < self.alpha < 1:
+        raise ValueError(f"alpha={self.alpha} must be between 0 and 1")
+    if self.cv is not None and self.cv not in range(2, 6):
+        raise ValueError(f"cv={self.cv} must be 2 to 5")
+
+

@@ -1,0 +1,1 @@
+"""Real inputs that packages ship, and safe loaders of the user's own files."""
