@@ -122,9 +122,9 @@ def hold(
     tasks = plan.shard(planned.tasks, settings.shard) if settings.shard else planned.tasks
     store.open_folder(folder)
     with store.locked(folder, f"lock-{settings.shard.replace('/', '-of-')}" if settings.shard else "lock"):
-        store.write_bout(folder, planned.bout)
+        bout = store.write_bout(folder, planned.bout)
         runs, interrupted, problems = _run(folder, card, tasks, settings, jobs)
-        bout = replace(planned.bout, notes=(*planned.bout.notes, *problems))
+        bout = replace(bout, notes=(*bout.notes, *problems))
         if interrupted:
             return Outcome(Report.build(bout, runs), folder, None, interrupted=True)
         return publish(folder, bout, plan.select(bout, runs), card)
@@ -143,8 +143,7 @@ def _run(
     journal, progress = store.Journal(folder), Progress(card.slug, tasks, done.values())
 
     def record(run: Run) -> None:
-        journal.append(run)
-        done[run.key] = run
+        done[run.key] = journal.append(run)
         progress.done(run)
 
     interrupted = False
@@ -241,9 +240,10 @@ def write_board(folders: Sequence[Path], out: Path) -> Path:
     reports, links = [], []
     for folder in folders:
         bout = store.read_bout(folder)
-        runs, _ = store.read_runs(folder)
-        reports.append(Report.build(bout, plan.select(bout, runs)))
+        report = Report.build(bout, plan.select(bout, store.read_runs(folder)[0]))
+        figures = {p.name: p.stem for p in sorted((folder / "figures").glob("*"))}
+        reports.append(replace(report, figures=figures))
         links.append(f"{bout.method}.html")
-        store.write_atomic(out / links[-1], (folder / "report.html").read_bytes())
+        store.write_atomic(out / links[-1], reports[-1].to_html(folder))
     store.write_atomic(out / "index.html", board(reports, links))
     return out / "index.html"

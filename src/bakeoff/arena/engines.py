@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal
 
@@ -23,25 +23,21 @@ def execute(
     jobs: int = 1,
     limits: Limits | None = None,
     preload: tuple[str, ...] = (),
-    on_start: Callable[[Task], None] = lambda task: None,
 ) -> None:
     """Execute tasks with the named engine; see `bakeoff.arena.runner.run_local`."""
-    limits = limits or Limits()
     if engine == "local":
-        run_local(tasks, on_done, jobs=jobs, limits=limits, preload=preload, on_start=on_start)
+        run_local(tasks, on_done, jobs=jobs, limits=limits, preload=preload)
     else:
-        _run_ray(tasks, on_done, address=address, jobs=jobs, limits=limits, preload=preload, on_start=on_start)
+        _run_ray(tasks, on_done, address, jobs, limits or Limits(), preload)
 
 
 def _run_ray(
     tasks: Iterable[Task],
     on_done: OnDone,
-    *,
     address: str | None,
     jobs: int,
     limits: Limits,
     preload: tuple[str, ...],
-    on_start: Callable[[Task], None],
 ) -> None:
     """A run is a Ray task; on its node it gets a process of its own, so that all limits hold there too."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -55,7 +51,6 @@ def _run_ray(
     waiting = {}
     try:
         for task in tasks:
-            on_start(task)
             waiting[remote.remote(task, limits, preload)] = task
         while waiting:
             done, _ = ray.wait(list(waiting), timeout=1.0)

@@ -28,10 +28,6 @@ class Plan:
     bout: Bout
     tasks: tuple[Task, ...]
 
-    def keys(self) -> set[str]:
-        """Keys of all planned runs."""
-        return {task.run.key for task in self.tasks}
-
 
 def make(
     card: Card,
@@ -76,7 +72,7 @@ def make(
         options={k: str(v) if isinstance(v, Path) else v for k, v in full.items()},
         command=command,
         input_hash=fingerprint.of_input(full),
-        codes=_codes(card, module, chosen, guests, claims),
+        codes=_codes(card, module, chosen, claims),
         overlap=module.overlap(data) if hasattr(module, "overlap") else 0.0,
         jobs=jobs,
         absent=absent,
@@ -137,9 +133,7 @@ def _choose(known: Sequence[Contender], names: Sequence[str], card: Card) -> tup
     return chosen, absent
 
 
-def _codes(
-    card: Card, module: ModuleType, chosen: Sequence[Contender], guests: Sequence[Contender], claims: bool
-) -> dict[str, str]:
+def _codes(card: Card, module: ModuleType, chosen: Sequence[Contender], claims: bool) -> dict[str, str]:
     """Hash of the code of every contender and check."""
     shared = (module.load, module.score)
     codes = {c.name: fingerprint.of_code(c.call, *shared, hosts=card.hosts) for c in chosen}
@@ -200,9 +194,9 @@ def shard(tasks: Sequence[Task], part: str) -> tuple[Task, ...]:
 
 def select(bout: Bout, runs: Sequence[Run]) -> list[Run]:
     """The runs that belong to this bout: its input, the present code of its contenders, its seeds."""
-    claims = [key(bout, name, s) for name, n in _checks(bout.claims) if name in bout.codes for s in range(n)]
-    wanted = {key(bout, c.name, s) for c in bout.contenders for s in bout.seeds} | set(claims)
-    return [run for run in runs if run.key in wanted]
+    seeds = {c.name: bout.seeds for c in bout.contenders} | {name: range(n) for name, n in _checks(bout.claims)}
+    ours = [run for run in runs if run.contender in bout.codes and run.seed in seeds.get(run.contender, ())]
+    return [run for run in ours if run.key == key(bout, run.contender, run.seed)]
 
 
 def merge(bouts: Sequence[Bout]) -> Bout:

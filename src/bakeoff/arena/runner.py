@@ -24,7 +24,7 @@ from typing import Any
 from bakeoff.arena import worker
 from bakeoff.arena.types import Run, Task
 
-_TAIL_BYTES, _TAIL_LINES = 65536, 20
+_TAIL_BYTES, _TAIL_LINES, _READS = 65536, 20, 64
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
 
 
@@ -52,30 +52,27 @@ def run_local(
     jobs: int = 1,
     limits: Limits | None = None,
     preload: tuple[str, ...] = (),
-    on_start: Callable[[Task], None] = lambda task: None,
 ) -> None:
     """Execute tasks in `jobs` processes at a time and hand each finished record to `on_done`.
 
     On any exception, KeyboardInterrupt included, every process is killed before it goes on its way.
     """
     limits = limits or Limits()
-    memory = limits.memory_bytes(jobs)
-    queue = iter(tasks)
+    memory, queue = limits.memory_bytes(jobs), iter(tasks)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([worker.__name__, *preload])
     active: list[_Child] = []
     with _one_thread_each():
-        context = _server(preload)
         try:
             while True:
                 while len(active) < jobs and (task := next(queue, None)):
-                    on_start(task)
                     active.append(_Child.start(context, task, limits.timeout, memory))
                 if not active:
                     return
                 wait([c for child in active for c in child.waitables()], timeout=0.1)
-                for child in list(active):
-                    if child.poll():
-                        active.remove(child)
-                        on_done(child.finish())
+                for child in [child for child in active if child.poll()]:
+                    active.remove(child)
+                    on_done(child.finish())
         finally:
             for child in active:
                 child.kill()
@@ -94,12 +91,6 @@ def _one_thread_each() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _server(preload: tuple[str, ...]) -> Any:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([worker.__name__, *preload])
-    return context
 
 
 @contextlib.contextmanager
@@ -174,12 +165,10 @@ class _Child:
 
     def kill(self) -> None:
         """Kill the process, its group, and descendants that left the group."""
-        family = _descendants(self.process.pid)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        for pid in [self.process.pid, *family]:
+        family = [self.process.pid, *_descendants(self.process.pid)]
+        for end, pid in [(os.killpg, family[0]), *((os.kill, pid) for pid in family)]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+                end(pid, signal.SIGKILL)
         self.process.join()
         self._read_log()
         for connection in (self.result, self.log, self.life):
@@ -187,14 +176,16 @@ class _Child:
         self.process.close()
 
     def _read_log(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            while not self.log.closed:
-                chunk = os.read(self.log.fileno(), _TAIL_BYTES)
-                if not chunk:
-                    self.log.close()
-                    break
-                self.tail += chunk
-                del self.tail[:-_TAIL_BYTES]
+        for _ in range(_READS):  # bounded: a run that prints without end must not keep the driver here
+            try:
+                chunk = b"" if self.log.closed else os.read(self.log.fileno(), _TAIL_BYTES)
+            except BlockingIOError:
+                return
+            if not chunk:
+                self.log.close()
+                return
+            self.tail += chunk
+            del self.tail[:-_TAIL_BYTES]
 
     def _exit_reason(self) -> str:
         self.process.join(1.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import fcntl
+import functools
 import hashlib
 import io
 import json
@@ -16,14 +17,16 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from bakeoff.arena.types import SCHEMA, Bout, InputError, Run
 
-_START = b'{"run":'
-_STATUSES = {"ok", "failed", "timeout", "oom", "diverged", "interrupted"}
+_START = '{"run":'
+_SLUG = re.compile(r"[A-Za-z0-9][\w.-]{0,59}")
 _SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|credential|auth")
+_SECRET_OPTION = re.compile(r"(?i)(?:_key|token|secret|passw(?:or)?d)$")
 _MASK = "REDACTED"
 _SECRET_SHAPES = [
     (re.compile(r"(?<=://)[^/\s@]+(?=@)"), _MASK),
@@ -32,22 +35,23 @@ _SECRET_SHAPES = [
     (re.compile(r"(?i)\b((?:api[_-]?key|token|secret|password)\s*[=:]\s*[\"']?)[^\s\"',;}]{6,}"), rf"\1{_MASK}"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}"), rf"\1 {_MASK}"),
     (
-        re.compile(
-            r"\b(?:sk|pk|rk)[-_][\w-]{16,}|\bhf_\w{16,}|\bgh[pousr]_\w{20,}|\bAKIA[0-9A-Z]{16}|\bxox[baprs]-[\w-]{10,}"
-        ),
+        re.compile(r"\b(?:[spr]k[-_][\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{20,}|AKIA[0-9A-Z]{16}|xox[baprs]-[\w-]{10,})"),
         _MASK,
     ),
 ]
 
 
 def redact(value: Any) -> Any:
-    """Replace whatever looks like a secret in all strings of a JSON-like value."""
-    return _redact(value, _known_secrets())
+    """Replace whatever is or looks like a secret in all strings of a JSON-like value, such as a run or a bout."""
+    options = value.get("options", {}) if isinstance(value, dict) else {}
+    named = [v for k, v in options.items() if isinstance(v, str) and _SECRET_OPTION.search(k)]
+    return _redact(value, sorted({s for s in [*named, *_known_secrets()] if len(s) >= 8}, key=len, reverse=True))
 
 
 def _redact(value: Any, secrets: list[str]) -> Any:
     if isinstance(value, dict):
-        return {_redact(k, secrets): _redact(v, secrets) for k, v in value.items()}
+        hidden = {k for k, v in value.items() if isinstance(v, str) and v and _SECRET_OPTION.search(str(k))}
+        return {_redact(k, secrets): _MASK if k in hidden else _redact(v, secrets) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_redact(v, secrets) for v in value]
     if not isinstance(value, str):
@@ -60,12 +64,12 @@ def _redact(value: Any, secrets: list[str]) -> Any:
 
 
 def _known_secrets() -> list[str]:
-    found = [v for k, v in os.environ.items() if _SECRET_NAME.search(k) and len(v) >= 8]
+    found = [v for k, v in os.environ.items() if _SECRET_NAME.search(k)]
     hub = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
     for file in (hub / "token", Path.home() / ".huggingface" / "token"):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             found.append(file.read_text().strip())
-    return sorted((s for s in found if len(s) >= 8), key=len, reverse=True)
+    return found
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
@@ -110,7 +114,7 @@ def _cannot_write(path: Path, error: OSError) -> InputError:
     )
 
 
-def open_folder(out: Path) -> Path:
+def open_folder(out: Path) -> None:
     """Make or re-open a results folder.
 
     Raises
@@ -118,22 +122,19 @@ def open_folder(out: Path) -> Path:
     InputError
         The name cannot be a folder, or the folder holds something other than an earlier bake-off.
     """
-    text = str(out)
-    if not text.isprintable() or any(len(part.encode()) > 255 for part in out.parts):
-        raise InputError("not a usable folder name", "--out", "use printable characters, at most 255 bytes a part")
+    where = f"--out {str(out)!r}"
+    if not str(out).isprintable() or any(len(part.encode()) > 255 for part in out.parts):
+        raise InputError("not a usable folder name", where, "use printable characters, at most 255 bytes a part")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        others = [p.name for p in out.iterdir()]
+        there = sorted(out.iterdir())
+        if there and not {"bout.json", "runs"} & {p.name for p in there}:
+            raise InputError(f"the folder holds other files ({there[0].name!r} ...)", where, "choose an empty folder")
+        if links := [p.name for p in there if p.is_symlink()]:
+            raise InputError(f"{links[0]!r} in it points elsewhere", where, "choose an empty folder")
+        (out / "runs").mkdir(exist_ok=True)
     except OSError as error:
-        raise InputError(f"cannot make the folder: {error.strerror}", f"--out {text!r}", "choose another") from error
-    if others and "bout.json" not in others and "runs" not in others:
-        raise InputError(
-            f"the folder holds other files ({sorted(others)[0]!r} ...)",
-            f"--out {text!r}",
-            "choose an empty or new folder",
-        )
-    (out / "runs").mkdir(exist_ok=True)
-    return out
+        raise InputError(f"cannot make the folder: {error.strerror}", where, "choose another") from error
 
 
 @contextlib.contextmanager
@@ -145,19 +146,20 @@ def locked(folder: Path, name: str = "lock") -> Iterator[None]:
     InputError
         Another driver holds it; its process is named.
     """
-    handle = os.open(folder / f".{name}", os.O_RDWR | os.O_CREAT, 0o644)
+    path = folder / f".{name}"
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        holder = os.read(handle, 32).decode(errors="replace").strip()
-        os.close(handle)
-        raise InputError(
-            f"in use by another bakeoff (process {holder})", str(folder), "wait for it or choose another --out"
-        ) from error
-    try:
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
         yield
+    except BlockingIOError as error:
+        holder = os.read(handle, 32).decode(errors="replace").strip()
+        busy = f"in use by another bakeoff (process {holder})"
+        raise InputError(busy, str(folder), "wait for it or choose another --out") from error
     finally:
         os.close(handle)
 
@@ -169,9 +171,10 @@ class Journal:
         self.path = folder / "runs" / f"{os.getpid()}-{os.urandom(6).hex()}.jsonl"
         self._handle: int | None = None
 
-    def append(self, run: Run) -> None:
-        """Write one record and wait until it is on the disk."""
-        line = encode(run) + b"\n"
+    def append(self, run: Run) -> Run:
+        """Write one record and wait until it is on the disk; returns it as stored, secrets masked."""
+        stored = Run.from_json(redact(run.to_json()))
+        line = encode(stored) + b"\n"
         try:
             if self._handle is None:
                 self._handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -181,6 +184,7 @@ class Journal:
             os.fsync(self._handle)
         except OSError as error:
             raise _cannot_write(self.path, error) from error
+        return stored
 
     def close(self) -> None:
         """Close the file."""
@@ -194,17 +198,20 @@ def _canonical(data: Any) -> str:
 
 
 def encode(run: Run) -> bytes:
-    """One journal record, secrets masked."""
-    body = _canonical(redact(run.to_json()))
-    digest = hashlib.sha256(body.encode()).hexdigest()[:16]
-    return f'{{"run":{body},"sha256":"{digest}"}}'.encode()
+    """One journal record."""
+    body = _canonical(run.to_json())
+    return f'{{"run":{body},"sha256":"{_check_sum(body)}"}}'.encode()
+
+
+def _check_sum(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()[:16]
 
 
 def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
     """All intact runs of a folder, one per key (an ok one wins, else the latest), and a line per bad record."""
     runs: dict[str, Run] = {}
     problems: list[str] = []
-    for path in sorted((folder / "runs").glob("*.jsonl")):
+    for path in sorted((folder / "runs").glob("*.jsonl"), key=lambda p: (p.lstat().st_mtime_ns, p.name)):
         if path.is_symlink() or not path.is_file():
             problems.append(f"{path}: not a plain file, left out")
             continue
@@ -216,33 +223,58 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
 
 def _decode_file(path: Path, problems: list[str]) -> Iterator[Run]:
     """Records are found by their first bytes, so that a damaged line end costs no neighbour."""
-    blob = path.read_bytes()
-    starts = [m.start() for m in re.finditer(re.escape(_START), blob)]
-    if blob[: starts[0] if starts else None].strip():
-        problems.append(f"{path}:1: damaged record left out")
-    for start, end in zip(starts, [*starts[1:], len(blob)], strict=True):
-        run = _decode(blob[start:end].decode("utf-8", errors="replace"))
-        if run is None:
-            problems.append(f"{path}:{blob[:start].count(10) + 1}: damaged record left out")
-        else:
+    text = path.read_bytes().decode("ascii", errors="replace")  # one character a byte; intact records are ASCII
+    end = 0
+    for start in [*(m.start() for m in re.finditer(re.escape(_START), text)), len(text)]:
+        if start < end:  # inside the record before
+            continue
+        if gap := text[end:start].strip():
+            line = text.count("\n", 0, text.index(gap, end)) + 1
+            problems += {f"{path}:{line}: damaged record left out"} - set(problems[-1:])
+        line_end = text.find("\n", start)
+        run, length = _decode(text[start : line_end if line_end >= 0 else len(text)])
+        end = start + length
+        if run:
             yield run
 
 
-def _decode(text: str) -> Run | None:
+def _decode(line: str) -> tuple[Run | None, int]:
+    """The record that a line begins with and its length; (None, 0) where it is damaged."""
     try:
-        outer, _ = json.JSONDecoder().raw_decode(text)
-        body, digest = outer["run"], outer["sha256"]
-        if hashlib.sha256(_canonical(body).encode()).hexdigest()[:16] != digest:
-            return None
-        run = Run.from_json(body)
-        return run if run.status in _STATUSES and run.schema <= SCHEMA else None
+        outer, length = json.JSONDecoder().raw_decode(line)
+        run = Run.from_json(outer["run"])
+        sound = _check_sum(_canonical(outer["run"])) == outer["sha256"] and _conforms(run, Run) and run.schema <= SCHEMA
+        return (run, length) if sound else (None, 0)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None
+        return None, 0
 
 
-def write_bout(folder: Path, bout: Bout) -> None:
-    """Store what a report needs besides the runs."""
-    write_atomic(folder / "bout.json", json.dumps(redact(bout.to_json()), indent=1, allow_nan=False))
+_hints = functools.cache(get_type_hints)
+
+
+def _conforms(value: Any, hint: Any) -> bool:
+    """Whether data from a file has the type that a field is declared with."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return isinstance(value, hint) and all(_conforms(getattr(value, k), h) for k, h in _hints(hint).items())
+    if kind is dict:
+        return isinstance(value, dict) and all(
+            _conforms(k, inner[0]) and _conforms(v, inner[1]) for k, v in value.items()
+        )
+    if kind in (list, tuple):
+        return isinstance(value, list | tuple) and all(_conforms(v, inner[0]) for v in value)
+    if kind is Literal:
+        return isinstance(value, str) and value in inner
+    if hint in (int, float):
+        return (type(value) is int and abs(value) < 2**63) or (hint is float and type(value) is float)
+    return hint is Any or (isinstance(value, hint) if isinstance(hint, type) else value is None)
+
+
+def write_bout(folder: Path, bout: Bout) -> Bout:
+    """Store what a report needs besides the runs; returns it as stored, secrets masked."""
+    data = redact(bout.to_json())
+    write_atomic(folder / "bout.json", json.dumps(data, indent=1, allow_nan=False))
+    return Bout.from_json(data)
 
 
 def read_bout(folder: Path) -> Bout:
@@ -255,15 +287,15 @@ def read_bout(folder: Path) -> Bout:
     """
     path = folder / "bout.json"
     try:
-        return Bout.from_json(json.loads(path.read_text()))
-    except FileNotFoundError:
-        raise InputError(
-            "no results here (bout.json is missing)", str(folder), "give a folder that --out named"
-        ) from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise InputError(
-            f"damaged: {type(error).__name__}", str(path), "run the same command again to rewrite it"
-        ) from error
+        if path.is_symlink() or not path.is_file():
+            raise InputError("no results here (bout.json is missing)", str(folder), "give a folder that --out named")
+        bout = Bout.from_json(json.loads(path.read_text(encoding="utf-8")))
+        if not (_conforms(bout, Bout) and _SLUG.fullmatch(bout.method) and bout.primary and bout.paper_contender):
+            raise ValueError("a field has the wrong type")
+        return bout
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError) as error:
+        how = "run the same command again to rewrite it"
+        raise InputError(f"damaged: {type(error).__name__}", str(path), how) from error
 
 
 def write_csv(folder: Path, runs: list[Run]) -> None:

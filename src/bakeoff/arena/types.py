@@ -15,17 +15,7 @@ Role = Literal["paper", "rival", "floor"]
 
 
 class InputError(Exception):
-    """Something that the user can mend, told in one line.
-
-    Parameters
-    ----------
-    what : str
-        What is wrong, e.g. ``"column 'age' has 3 missing values"``.
-    where : str
-        The option or file that it was found in.
-    how : str
-        How to mend it.
-    """
+    """Something that the user can mend, told in one line: what is wrong, where, and how to mend it."""
 
     def __init__(self, what: str, where: str = "", how: str = "") -> None:
         self.what, self.where, self.how = what, where, how
@@ -43,28 +33,10 @@ class MissingExtraError(InputError):
 class Card:
     """A method as its ``card.toml`` describes it; reading it imports nothing of the method.
 
-    Parameters
-    ----------
-    slug, title, paper, job, room : str
-        ``job`` is one line; ``paper`` names venue and identifier.
-    package : str
-        The method's package, e.g. ``bakeoff.explain.fdfi``.
-    exports : tuple of str
-        Public names, importable from the room.
-    extra : str
-        The extra that installs what the method needs.
-    hosts : tuple of str
-        Distributions whose versions belong to a run's code fingerprint.
-    preload : tuple of str
-        Modules that the fork server imports once, so that a run starts in milliseconds.
-    seconds : int
-        Wall time of the default bout on 2 cores.
-    seeds : int
-    scale : str
-        What CPU scale means for this bout.
-    limits : tuple of str
-    skip : dict of str to str
-        Conformance checks that cannot hold, with the reason.
+    ``job`` is one line; ``package`` the method's package; ``exports`` its public names; ``extra`` installs what it
+    needs; the versions of the distributions in ``hosts`` belong to a run's code fingerprint; the fork server imports
+    ``preload``, so that a run starts in milliseconds; ``seconds`` is the wall time of the default bout on 2 cores;
+    ``scale`` says what CPU scale means for it; ``skip`` names conformance checks that cannot hold, with the reason.
     """
 
     slug: str
@@ -86,18 +58,13 @@ class Card:
 
 @dataclass(frozen=True)
 class Metric:
-    """One column of scores.
+    """One column of scores. Exactly one metric of a bout is primary, and only it gets verdicts.
 
     Parameters
     ----------
-    name : str
-    better : {"higher", "lower"}
-    unit : str
-    primary : bool
-        Exactly one metric of a bout is primary; only it gets verdicts.
     margin : float
-        The smallest difference that matters to a user, in the metric's unit
-        (for ``scale="log"``: relative, 0.05 is 5 %). Fixed before the run.
+        The smallest difference that matters to a user, in the metric's unit (for ``scale="log"`` relative: 0.05 is
+        5 %). Fixed before the run.
     bounds : (float, float)
         Values outside are a bug of the bout.
     scale : {"linear", "log"}
@@ -119,11 +86,9 @@ class Contender:
 
     Parameters
     ----------
-    name : str
     role : {"paper", "rival", "floor"}
         Exactly one contender is the paper's; a floor is random, identity or doing nothing.
     call : callable (data, seed) -> output
-        A module-level function, or a ``functools.partial`` of one.
     why : str
         Who would pick it, in a line.
     needs : tuple of str
@@ -144,33 +109,15 @@ class Contender:
 class Claim:
     """What the paper says, and the number that must come out here.
 
-    Two kinds. With ``rival``, the claim is read off the bout's runs: ``contender`` must beat ``rival`` on
-    ``metric`` by at least ``margin`` (negative: may be worse by that much), in the metric's better direction.
-    With ``check``, it is read off a stand-alone experiment of the bout: a function ``check(seed) -> {metric: value}``
-    that runs in a process of its own, ``seeds`` times, when ``--claims`` is given; the value must be at least
-    ``margin`` (``better="higher"``) or at most ``margin`` (``"lower"``).
+    With ``rival``, it is read off the bout's runs: ``contender`` must beat ``rival`` on ``metric`` by at least
+    ``margin`` (negative: may be worse by that much), in the metric's better direction. With ``check``, it is read off
+    a stand-alone experiment, a function ``check(seed) -> {metric: value}`` of the bout module that runs ``seeds``
+    times in processes of its own when ``--claims`` is given: the value must be at least ``margin``
+    (``better="higher"``) or at most ``margin`` (``"lower"``).
 
-    Parameters
-    ----------
-    text : str
-        The paper's claim.
-    expect : str
-        What must come out here, in words, with the scale at which it is tested.
-    paper_figure : str
-        Where the paper makes it: abstract, a figure, a table.
-    metric : str
-    contender, rival : str
-    margin : float
-    check : str
-        Name of a function in the bout module.
-    better : {"higher", "lower"}
-        Direction of ``check``'s value.
-    seeds : int
-        How often ``check`` runs.
-    status : str
-        "measured"; "by design" (holds by construction, no evidence for the paper); "not decidable here".
-    command : str
-        For "not decidable here": the command that would decide it.
+    ``text`` is the paper's claim, ``paper_figure`` where it stands, ``expect`` what must come out here and at which
+    scale. A claim "by design" holds by construction and gives no evidence for the paper; for one that is "not
+    decidable here", ``command`` would decide it.
     """
 
     text: str
@@ -193,17 +140,19 @@ class Bout:
 
     Parameters
     ----------
+    use : str
+        The import line of the method.
+    scale : str
+        What CPU scale means for this bout.
     input_hash : str
         Of the options and the contents of the files that they name.
     codes : dict of str to str
         Per contender, the hash of its code; runs of older code are left out of the report.
     overlap : float
-        Test rows per training row where every seed redraws an overlapping split of one table
-        (Nadeau-Bengio); 0 where seeds draw fresh data.
+        Test rows per training row where every seed redraws an overlapping split of one table (Nadeau-Bengio);
+        0 where seeds draw fresh data.
     absent : dict of str to str
         Contenders that do not apply here, with the reason.
-    scale : str
-        One line on what CPU scale means for this bout.
     """
 
     method: str
@@ -265,19 +214,9 @@ def _bounds(pair: list[float | None]) -> tuple[float, float]:
 class Task:
     """A run to be executed: its record-to-be and what its process needs.
 
-    Parameters
-    ----------
-    run : Run
-    bout : str
-        Module that holds ``load``, ``contenders`` and ``score``.
-    options : dict
-        Arguments of ``load``, as the user gave them.
-    guest : bytes
-        A contender of the user's own, pickled by value; empty for the bout's own.
-    keep : str
-        Folder for the output; empty to drop it.
-    hosts : tuple of str
-        Distributions whose versions go into the record.
+    ``bout`` is the module with ``load``, ``contenders`` and ``score``; ``options`` go to ``load``; ``guest`` is a
+    contender of the user's own, pickled by value; ``keep`` is a folder for the output, empty to drop it; the versions
+    of ``hosts`` go into the record.
     """
 
     run: Run
@@ -300,12 +239,10 @@ class Run:
         A contender's name, or ``claim:NAME`` for the stand-alone experiment NAME of a claim.
     status : str
         ok, failed, timeout, oom, diverged (a score is not finite) or interrupted.
-    scores : dict of str to float
-        Per metric, the mean where the bout scores examples. Empty unless ok.
-    examples : dict of str to list of float
-        Per-example scores in the order of the test examples, where the bout gives them.
+    scores, examples : dict
+        Per metric a number (the mean where the bout scores examples), and the per-example scores where it does.
     details : dict
-        What ``score`` returned beyond the metrics (curves, tables: JSON), for the bout's own figures.
+        What ``score`` returned beyond the metrics, for the bout's own figures.
     cost : dict
         wall_s, cpu_s, peak_mb (above the baseline after loading), and where known artefact_bytes, model_calls.
     error : str

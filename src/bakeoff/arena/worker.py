@@ -39,15 +39,18 @@ def main(task: Task, result: Connection, log: Connection, life: Connection) -> N
     os.dup2(log.fileno(), 2)
     log.close()
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-    faulthandler.enable(file=2)
+    faulthandler.enable(file=2, all_threads=False)
     _die_with_driver(life)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    run = perform(task)
+    me, run = os.getpid(), perform(task)
+    if os.getpid() != me:  # a process that the contender forked came back with it
+        os._exit(0)
     sys.stdout.flush()
     sys.stderr.flush()
     result.send_bytes(json.dumps(run.to_json(), allow_nan=False).encode())
-    os._exit(0)  # a contender's own exit handlers and threads have no say any more
+    while True:  # the driver kills it: until then its descendants can be found, those that left the group too
+        signal.pause()
 
 
 def _die_with_driver(life: Connection) -> None:

@@ -1,10 +1,9 @@
-"""Bayesian optimisation over permutations in NumPy and SciPy: a Gaussian process on comparison features, ask and tell."""
+"""Bayesian optimisation over permutations in NumPy and SciPy: a Gaussian process on comparison features."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 

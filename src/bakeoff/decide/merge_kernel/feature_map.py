@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .features import Ints, invert, merge_codes, merge_length, pair_codes, pair_length
 
-Floats = NDArray[np.floating[Any]]
+Floats = NDArray[Any]
 Features = Callable[[Ints], NDArray[Any]]
 KernelName = Literal["merge", "mallows", "position", "spearman", "kendall"]
 Space = Literal["order", "position"]
@@ -76,7 +76,7 @@ class FeatureMap:
     @property
     def length(self) -> int:
         """Number of features of one anchor."""
-        return self(np.arange(self.n)[None, :]).shape[-1]
+        return int(self(np.arange(self.n)[None, :]).shape[-1])
 
     @cached_property
     def norm(self) -> float:
@@ -84,6 +84,11 @@ class FeatureMap:
         if self._normalised or callable(self.kernel):
             return 1.0
         return self._base_norm
+
+    @property
+    def _counts_matches(self) -> bool:
+        """Whether positions are compared directly, which costs n a pair where one-hot vectors cost n^2."""
+        return self.kernel == "position" and not self._normalised
 
     @property
     def _normalised(self) -> bool:
@@ -110,13 +115,18 @@ class FeatureMap:
         return rng.normal(0.0, self.embedding_dim**-0.5, size=(width, self.embedding_dim))
 
     def __call__(self, perms: Ints) -> Floats:
-        """Features (A, B, F) of checked permutations (B, n); float32 where that is exact, else float64."""
+        """Features (A, B, F) of checked permutations (B, n).
+
+        +-1 features are float32, which adds up their products exactly below 2^24 terms; others are float64. The plain
+        position kernel keeps the permutations themselves: n matches instead of n^2 one-hot products.
+        """
         if self.space == "position":
             perms = invert(perms)
         blocks = [self._anchor_features(p) for p in (perms, *(label[perms] for label in self._relabellings))]
         if self.embedding_dim is not None:
             blocks = [block @ self._projection for block in blocks]
-        return blocks[0][None] if len(blocks) == 1 else np.stack(blocks)
+        features: Floats = blocks[0][None] if len(blocks) == 1 else np.stack(blocks)
+        return features
 
     def _anchor_features(self, perms: Ints) -> Floats:
         base = self._base_features(perms)
@@ -131,26 +141,37 @@ class FeatureMap:
         dtype = np.float32 if pair_length(self.n) < 2**24 else np.float64
         if self.kernel == "merge":
             return merge_codes(perms).astype(dtype)
+        if self._counts_matches:
+            return perms.astype(np.int16 if self.n < 2**15 else np.int32)
         if self.kernel == "position":
-            return (perms[:, :, None] == np.arange(self.n)).reshape(len(perms), -1).astype(dtype)
+            return np.asarray((perms[:, :, None] == np.arange(self.n)).reshape(len(perms), -1), dtype=dtype)
         if self.kernel == "spearman":
             return (2 * perms - (self.n - 1)).astype(np.float64)
         return pair_codes(perms).astype(dtype)
 
     def products(self, a: Floats, b: Floats) -> NDArray[np.float64]:
         """Inner products (A, B1, B2) of normalised features, in float64."""
-        return np.matmul(a, b.swapaxes(-1, -2)).astype(np.float64) / self.norm
+        if self._counts_matches:
+            products = np.stack([(x[:, None, :] == y).sum(-1) for x, y in zip(a, b, strict=True)])
+        else:
+            products = np.matmul(a, b.swapaxes(-1, -2))
+        return np.asarray(products, dtype=np.float64) / self.norm
 
     def distances(self, a: Floats, b: Floats) -> NDArray[np.float64]:
         """Squared distances (A, B1, B2) of normalised features, never below 0."""
         squares = self._squared_norms(a)[:, :, None] + self._squared_norms(b)[:, None, :]
-        return np.maximum(squares - 2 * self.products(a, b), 0.0)
+        return np.asarray(np.maximum(squares - 2 * self.products(a, b), 0.0))
+
+    def paired_distances(self, phi: Floats, first: Ints, second: Ints) -> NDArray[np.float64]:
+        """Squared distances (A, *shape) between rows of ``phi`` (A, U, F) named by two index arrays of one shape."""
+        apart = np.asarray(phi[:, first] - phi[:, second], dtype=np.float64)
+        return np.asarray((apart**2).sum(-1)) / self.norm
 
     def _squared_norms(self, a: Floats) -> NDArray[np.float64]:
         """|phi|^2 (A, B) after division by ``norm``; 1 by construction for the plain features of a kernel's name."""
         if not self._normalised and not callable(self.kernel):
             return np.ones(a.shape[:2])
-        return np.einsum("abf,abf->ab", a, a)
+        return np.asarray(np.einsum("abf,abf->ab", a, a))
 
 
 def _own_features(features: Features, perms: Ints) -> NDArray[np.float64]:
@@ -158,7 +179,7 @@ def _own_features(features: Features, perms: Ints) -> NDArray[np.float64]:
     array = np.asarray(features(perms), dtype=np.float64)
     if array.ndim != 2 or len(array) != len(perms) or not np.isfinite(array).all():
         raise ValueError(f"the features have shape {array.shape} or are not finite, expected ({len(perms)}, F)")
-    return array / np.sqrt(array.shape[1])
+    return np.asarray(array / np.sqrt(array.shape[1]))
 
 
 def _descriptor(name: str, perms: Ints) -> NDArray[np.float64]:
@@ -166,11 +187,11 @@ def _descriptor(name: str, perms: Ints) -> NDArray[np.float64]:
     rows, n = perms.shape
     if name == "split":
         half = n // 2
-        return np.where(perms[:, :half] < perms[:, half : 2 * half], -1.0, 1.0) / np.sqrt(half)
+        return np.where(perms[:, :half] < perms[:, half : 2 * half], -1.0, 1.0) / float(np.sqrt(half))
     if name == "shift":
         bins, count = np.clip(invert(perms) - np.arange(n), -5, 5) + 5, 11
     else:
         a, b, c = perms, np.roll(perms, -1, axis=1), np.roll(perms, -2, axis=1)
         bins, count = 2 * ((a > b).astype(np.int64) + (a > c)) + (b > c), 6
     flat = (bins + count * np.arange(rows)[:, None]).ravel()
-    return np.bincount(flat, minlength=rows * count).reshape(rows, count) / n
+    return np.asarray(np.bincount(flat, minlength=rows * count).reshape(rows, count) / n)

@@ -6,7 +6,6 @@ vector identifies the permutation, and its length is the number of comparisons o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -241,7 +240,7 @@ def mallows_features(perms: ArrayLike) -> Codes:
     ValueError
         Not two-dimensional, n < 2, or a value that occurs twice in a row.
     """
-    return np.ascontiguousarray(pair_codes(_ranks(perms)))
+    return pair_codes(_ranks(perms))
 
 
 def from_merge_features(phi: ArrayLike, n: int) -> Ints:

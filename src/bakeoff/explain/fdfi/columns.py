@@ -102,18 +102,23 @@ def check_numeric(X: Any) -> None:
             raise ValueError(f"column {', '.join(map(repr, text))} does not hold numbers: encode it")
 
 
-    def _members(self) -> dict[str, list[int]]:
-        """7. columns of every row of the table: groups, then columns that are in none."""
-        names = list(getattr(self, "feature_names_in_", range(self.n_features_in_)))
-        members, left = {}, dict.fromkeys(range(len(names)))
-        for group, columns in (self.groups or {}).items():
-            for column in columns:
-                if column not in names:
-                    raise ValueError(f"group {group!r} names column {column!r}, which is not among {names}")
-                if names.index(column) not in left:
-                    raise ValueError(f"column {column!r} is in two groups")
-                del left[names.index(column)]
-            if columns:
-                members[str(group)] = [names.index(column) for column in columns]
-        return members | {self._names()[j]: [j] for j in left}
+def members(names: list[str], groups: dict[str, list[Any]] | None) -> dict[str, list[int]]:
+    """Columns of every row of the table: the groups, then each column that is in none.
 
+    Raises
+    ------
+    ValueError
+        A group names an unknown column, or two groups the same one.
+    """
+    found: dict[str, list[int]] = {}
+    left = dict.fromkeys(range(len(names)))
+    for group, columns in (groups or {}).items():
+        for column in columns:
+            if column not in names and column not in range(len(names)):
+                raise ValueError(f"group {group!r} names column {column!r}; the columns are {', '.join(names)}")
+            j = names.index(column) if column in names else int(column)
+            if j not in left:
+                raise ValueError(f"column {column!r} is in two groups")
+            del left[j]
+            found.setdefault(str(group), []).append(j)
+    return found | {names[j]: [j] for j in left}

@@ -1,6 +1,9 @@
-"""Whether the disentangled latents are independent."""
+"""Whether the disentangled latents are independent, and the map its own inverse."""
 
 from __future__ import annotations
+
+import warnings
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +18,8 @@ def distance_correlations(Z: FloatArray) -> FloatArray:
     independent columns of some hundred rows, which would hide what the diagnostic looks for.
     """
     n, d = Z.shape
+    if n < 4:  # the correction is not defined
+        return np.zeros((d, d))
     centred = np.empty((d, n * n), dtype=np.float32)
     for k in range(d):
         D = np.abs(Z[:, k, None] - Z[:, k])
@@ -23,11 +28,13 @@ def distance_correlations(Z: FloatArray) -> FloatArray:
         np.fill_diagonal(D, 0)
         centred[k] = D.ravel() / max(float(np.linalg.norm(D)), 1e-300)
     squared = centred @ centred.T
-    return np.sqrt(np.clip(squared, 0, 1)).astype(np.float64)
+    return np.asarray(np.sqrt(np.clip(squared, 0, 1)), dtype=np.float64)
 
 
 def warn_of(diagnostics: dict[str, Any], n: int) -> None:
-    """8. the bound on the largest pair grows where few rows make chance dependence likely [ours]."""
+    """8. warnings; the bound on the largest pair grows where few rows make chance dependence likely [ours]."""
+    if n < 100:
+        warnings.warn(f"{n} evaluation rows: intervals and p-values are rough", stacklevel=4)
     largest = diagnostics["distance_correlation_max"]
     if diagnostics["distance_correlation_median"] > 0.15 or largest > np.sqrt(0.15**2 + 10 / min(n, 300)):
         warnings.warn(
@@ -38,5 +45,3 @@ def warn_of(diagnostics: dict[str, Any], n: int) -> None:
         warnings.warn(
             f"the map misses its start by {diagnostics['roundtrip_rmse']:.2g} sd: raise ode_steps", stacklevel=4
         )
-
-

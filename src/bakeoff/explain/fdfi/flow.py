@@ -54,7 +54,7 @@ class _Network(nn.Module):
 
 def _layer(n_in: int, n_out: int, generator: torch.Generator) -> nn.Linear:
     """A linear layer that draws from `generator`: the usual constructor draws from torch's global state."""
-    layer = nn.utils.skip_init(nn.Linear, n_in, n_out)
+    layer: nn.Linear = nn.utils.skip_init(nn.Linear, n_in, n_out)  # type: ignore[no-untyped-call]
     for weight in (layer.weight, layer.bias):
         nn.init.uniform_(weight, -(n_in**-0.5), n_in**-0.5, generator=generator)
     return layer
@@ -183,12 +183,12 @@ class FlowDisentangler:
     @torch.no_grad()
     def encode(self, X: FloatArray) -> FloatArray:
         """Latents Z (n, d) of rows X (n, d): the flow from t = 1 to 0."""
-        return np.concatenate([self._encode(x).double().numpy() for x in _tensor(X).split(ROWS)])
+        return np.concatenate([self._encode(x).double().numpy() for x in torch.split(_tensor(X), ROWS)])
 
     @torch.no_grad()
     def decode(self, Z: FloatArray) -> FloatArray:
         """Rows X (n, d) of latents Z (n, d): the flow from t = 0 to 1."""
-        return np.concatenate([self._decode(z).double().numpy() for z in _tensor(Z).split(ROWS)])
+        return np.concatenate([self._decode(z).double().numpy() for z in torch.split(_tensor(Z), ROWS)])
 
     @torch.no_grad()
     def jacobian(self, Z: FloatArray) -> FloatArray:
@@ -203,7 +203,7 @@ class FlowDisentangler:
             columns: Tensor = torch.func.vmap(product)(torch.eye(d))
             return columns.permute(1, 2, 0).double().numpy()
 
-        return np.concatenate([products(z) for z in _tensor(Z).split(max(1, ROWS // d))])
+        return np.concatenate([products(z) for z in torch.split(_tensor(Z), max(1, ROWS // d))])
 
 
 def _tensor(values: npt.ArrayLike) -> Tensor:

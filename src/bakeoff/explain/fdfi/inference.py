@@ -9,12 +9,51 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm
 
 if TYPE_CHECKING:
     import pandas as pd
 
 FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RowValues:
+    """What one background and one evaluation set give, before any inference.
+
+    Parameters
+    ----------
+    ueif, ueif_latent : ndarray of shape (n, d), (n, d + q)
+        Values of columns and of latents per row.
+    decoy_scores : ndarray of shape (q,)
+    loss : ndarray of shape (n,)
+        Of the predictor itself.
+    pathway : ndarray of shape (d, d)
+    dependence : ndarray
+        Distance correlations of the pairs of latents.
+    roundtrip : float
+        Root mean squared error of decode(encode(background)), in sd.
+    """
+
+    ueif: FloatArray
+    ueif_latent: FloatArray
+    decoy_scores: FloatArray
+    loss: FloatArray
+    pathway: FloatArray
+    dependence: FloatArray
+    roundtrip: float
+
+
+def pooled(parts: list[RowValues], order: npt.NDArray[np.intp]) -> RowValues:
+    """The folds' rows in the order of the table."""
+    return RowValues(
+        ueif=np.concatenate([part.ueif for part in parts])[order],
+        ueif_latent=np.concatenate([part.ueif_latent for part in parts])[order],
+        decoy_scores=np.concatenate([part.decoy_scores for part in parts]),
+        loss=np.concatenate([part.loss for part in parts])[order],
+        pathway=np.mean([part.pathway for part in parts], axis=0),
+        dependence=np.concatenate([part.dependence for part in parts]),
+        roundtrip=max(part.roundtrip for part in parts),
+    )
 
 
 def adjust_p(p: FloatArray, method: str) -> FloatArray:
@@ -67,6 +106,7 @@ def wald_table(
         feature, score, se, ci_low, ci_high, z, p, p_adj, rank; one row per feature.
     """
     import pandas as pd
+    from scipy.stats import norm
 
     n = len(values)
     rows = n if rows is None else rows
@@ -114,7 +154,7 @@ class ImportanceTable:
     diagnostics: dict[str, Any] = field(default_factory=dict)
 
     def save(self, folder: str | Path) -> None:
-        """Write ``importance.parquet``, ``ueif.parquet``, ``ueif_latent.parquet``, ``pathway.parquet`` and ``importance.json``."""
+        """Write the table, ueif, ueif_latent and pathway as Parquet, and table and diagnostics as JSON."""
         import pandas as pd
 
         folder = Path(folder)

@@ -69,7 +69,8 @@ def redraws(
     A = others - centre
     slope = np.linalg.solve(A.T @ A + np.eye(A.shape[1]), A.T @ (background[:, k] - target))
     expected = target + (rest - centre) @ slope
-    return expected + rng.permuted(np.tile(Z[:, k] - expected, (n_samples, 1)), axis=1)
+    permuted: FloatArray = expected + rng.permuted(np.tile(Z[:, k] - expected, (n_samples, 1)), axis=1)
+    return permuted
 
 
 def latent_values(

@@ -12,7 +12,7 @@ Loss = Callable[[FloatArray, FloatArray], FloatArray]
 
 
 def _squared_error(y: FloatArray, f: FloatArray) -> FloatArray:
-    return (y - f) ** 2
+    return np.asarray((y - f) ** 2)
 
 
 def _absolute_error(y: FloatArray, f: FloatArray) -> FloatArray:
@@ -21,7 +21,7 @@ def _absolute_error(y: FloatArray, f: FloatArray) -> FloatArray:
 
 def _huber(y: FloatArray, f: FloatArray) -> FloatArray:
     r = np.abs(y - f)
-    return np.where(r <= 1, r**2 / 2, r - 0.5)
+    return np.asarray(np.where(r <= 1, r**2 / 2, r - 0.5))
 
 
 def _pinball(y: FloatArray, f: FloatArray) -> FloatArray:
@@ -30,11 +30,11 @@ def _pinball(y: FloatArray, f: FloatArray) -> FloatArray:
 
 def _log_loss(y: FloatArray, f: FloatArray) -> FloatArray:
     f = np.clip(f, 1e-6, 1 - 1e-6)
-    return -(y * np.log(f) + (1 - y) * np.log1p(-f))
+    return np.asarray(-(y * np.log(f) + (1 - y) * np.log1p(-f)))
 
 
 def _zero_one(y: FloatArray, f: FloatArray) -> FloatArray:
-    return (y != (f >= 0.5)).astype(np.float64)
+    return np.asarray(y != (f >= 0.5), dtype=np.float64)
 
 
 LOSSES: dict[str, Loss] = {

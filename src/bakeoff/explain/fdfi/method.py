@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -15,7 +14,7 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 
 from .columns import Columns, check_finite, check_numeric, members
 from .diagnostics import distance_correlations, warn_of
-from .inference import FloatArray, ImportanceTable, wald_table
+from .inference import FloatArray, ImportanceTable, RowValues, pooled, wald_table
 from .latents import Disentangler, InUnits, latent_values, pull_back, redraws
 from .linear import LinearDisentangler
 from .losses import LOSSES, QUADRATIC, Loss
@@ -25,19 +24,6 @@ from .predictor import Predictor
 WIDEST_FLOW = 200
 
 
-@dataclass(frozen=True)
-class _Values:
-    """What one background and one evaluation set give, before any inference."""
-
-    ueif: FloatArray
-    ueif_latent: FloatArray
-    decoy_scores: FloatArray
-    loss: FloatArray
-    pathway: FloatArray
-    dependence: FloatArray
-    roundtrip: float
-
-
 class FlowImportance(BaseEstimator):  # type: ignore[misc]
     """Feature importance with standard errors, intervals and p-values that correlation does not dilute.
 
@@ -45,8 +31,6 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
     and what that costs the predictor is carried back to the columns by the flow's squared Jacobian. For a linear
     f(x) = b.x with squared loss the scores sum to Var f, and two columns that carry the same signal share it.
     A column that is only a *proxy* of one that the predictor uses therefore scores above zero.
-
-    Numbered as in the code:
 
     0. Standardise by the background; append decoys, columns with permuted rows that the predictor never sees [ours].
     1. Fit the disentangling map: flow matching on top of the closed-form linear flow, see `FlowDisentangler`.
@@ -84,7 +68,7 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
     base : {"direct", "roundtrip"}, default="direct"
         Reference prediction: of X, or of decode(encode(X)).
     n_steps, hidden, ode_steps : int, default=1000, 64, 4
-        Flow: training steps (0 is the linear method), width, Runge-Kutta steps.
+        Of the flow: training steps (0 is the linear method), width, Runge-Kutta steps.
     covariance : {"ledoit_wolf", "empirical"} or array of shape (d, d), default="ledoit_wolf"
         Estimate, or the covariance itself in the units of X.
     n_decoys : int, default=5
@@ -114,13 +98,12 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
     Raises
     ------
     ValueError
-        Unknown choice; missing or infinite values, text or other columns than in `fit`; more than 200 columns for
-        the flow; a group of unknown columns; zero_one without y; a predictor with several outputs.
+        Unknown choice; missing values, text, or other columns than in `fit`; more than 200 columns for the flow;
+        a group of unknown columns; zero_one without y; a predictor with several outputs.
 
     References
     ----------
-    Flow-Disentangled Feature Importance, ICLR 2026. Parts marked [ours], the training budget and the warnings'
-    thresholds are our reconstruction.
+    ICLR 2026, OpenReview Fx8AtzGlTS. Parts marked [ours], the training budget and the warnings are our reconstruction.
 
     Examples
     --------
@@ -208,7 +191,6 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
             Rows from the distribution that the predictor meets; its training rows are fine.
         """
         check_parameters(self)
-        own = not isinstance(self.disentangler, str)
         X = self._check_columns(X, reset=True)
         members(self._names(), self.groups)
         if len(X) < 30:
@@ -216,9 +198,8 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
         rng = _generator(self.random_state)
         self._entropy = int(rng.integers(2**62))
         # 0. standardised columns and decoys
-        self.columns_ = Columns(X, self._names(), 0 if own else self.n_decoys, rng)
+        self.columns_ = Columns(X, self._names(), self.n_decoys if isinstance(self.disentangler, str) else 0, rng)
         B = self.columns_.prepare(X, rng)
-        self._predictor = Predictor(self.estimator, self.loss, self.class_index, self._frame_names)
         # 1. the disentangling map
         self.disentangler_ = self._map(B, int(rng.integers(2**31)))
         # 2. latents of the background
@@ -233,7 +214,7 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
         ----------
         X : array-like or DataFrame of shape (n, d)
         y : array-like of shape (n,), optional
-            Labels. Without them a score says how much the prediction moves; there is no test then (p is NaN).
+            Without them a score says how much the prediction moves; there is no test then (p is NaN).
         """
         check_is_fitted(self, "disentangler_")
         values = self._values(X, y)
@@ -260,22 +241,20 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
         # 6. every fold has its own predictor, map and decoys; the latents inside run in parallel
         seed = int(_generator(self.random_state).integers(2**31))
         kind = StratifiedKFold if is_classifier(self.estimator) else KFold
-        folds = list(kind(self.cv, shuffle=True, random_state=seed % 2**32).split(np.zeros(len(labels)), labels))
+        folds = list(kind(self.cv, shuffle=True, random_state=seed).split(np.zeros(len(labels)), labels))
         parts = []
         for fold, (train, test) in enumerate(folds):
-            part = clone(self).set_params(cv=None, random_state=(seed + 1 + fold) % 2**32)
+            part = clone(self).set_params(cv=None, random_state=seed + 1 + fold)
             part.estimator = clone(self.estimator).fit(_rows(X, train), labels[train])
             parts.append((part, part.fit(_rows(X, train))._values(_rows(X, test), labels[test])))
         margin = float(np.mean([part._margin(values) for part, values in parts]))
-        pooled = _pooled([values for _, values in parts], np.argsort(np.concatenate([test for _, test in folds])))
-        self.table_ = self._table(pooled, margin, labelled=True)
+        values = pooled([values for _, values in parts], np.argsort(np.concatenate([test for _, test in folds])))
+        self.table_ = self._table(values, margin, labelled=True)
         return self.table_
 
-    def _values(self, X: Any, y: Any) -> _Values:
+    def _values(self, X: Any, y: Any) -> RowValues:
         """Steps 2 to 4 on evaluation rows."""
         X = self._check_columns(X, reset=False)
-        if len(X) < 100:
-            warnings.warn(f"{len(X)} evaluation rows: intervals and p-values are rough", stacklevel=3)
         if y is None and self.loss == "zero_one":
             raise ValueError("loss='zero_one' needs y")
         rng = np.random.default_rng([self._entropy, 1])
@@ -285,48 +264,47 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
         Z = self.disentangler_.encode(D)
         start = self._predictor(X) if self.base == "direct" else self._predict_latents(Z, X)
         labels = start if y is None else self._predictor.labels(y, len(X))
-        own_loss = np.asarray(loss(labels, start), dtype=np.float64)
-        if own_loss.shape != labels.shape:
-            raise ValueError(
-                f"the loss must return one value a row, shape {labels.shape}; it returned {own_loss.shape}"
-            )
-        # 3. latents are independent of each other: in any order, on any number of workers
-        debias = self.order == "scpi" and self.loss in QUADRATIC
-        u = Parallel(n_jobs=self.n_jobs, prefer="threads")(
-            delayed(self._latent)(k, Z, X, labels, start, loss, debias, stream)
-            for k, stream in enumerate(rng.spawn(Z.shape[1]))
-        )
-        # 4. back to the columns
-        u = np.column_stack(u)
+        before = np.asarray(loss(labels, start), dtype=np.float64)
+        if before.shape != labels.shape:
+            raise ValueError(f"the loss must return {labels.shape}, one value a row; it returned {before.shape}")
+        # 3. and 4.
+        u = self._latents(Z, X, labels, start, loss, rng)
         ueif, pathway = pull_back(self.disentangler_.jacobian, Z, u, self.jacobian)
-        return self._without_decoys(ueif, u, pathway, own_loss, distance_correlations(Z[:300]))
+        return self._without_decoys(ueif, u, pathway, before, distance_correlations(Z[:300]))
 
-    def _latent(
-        self,
-        k: int,
-        Z: FloatArray,
-        X: FloatArray,
-        y: FloatArray,
-        start: FloatArray,
-        loss: Loss,
-        debias: bool,
-        rng: np.random.Generator,
+    def _latents(
+        self, Z: FloatArray, X: FloatArray, y: FloatArray, start: FloatArray, loss: Loss, rng: np.random.Generator
     ) -> FloatArray:
-        new = redraws(Z, self._background, k, self.n_samples, self.sampling, rng)
+        """u (n, d + q); latents are independent of each other: in any order, on any number of workers."""
+        debias = self.order == "scpi" and self.loss in QUADRATIC
 
         def predict(latents: FloatArray, rows: npt.NDArray[np.intp]) -> FloatArray:
             return self._predict_latents(latents, X[rows])
 
-        return latent_values(k, Z, new, predict, y, start, loss, self.order, debias)
+        u = Parallel(n_jobs=self.n_jobs, prefer="threads")(
+            delayed(latent_values)(
+                k,
+                Z,
+                redraws(Z, self._background, k, self.n_samples, self.sampling, stream),
+                predict,
+                y,
+                start,
+                loss,
+                self.order,
+                debias,
+            )
+            for k, stream in enumerate(rng.spawn(Z.shape[1]))
+        )
+        return np.column_stack(u)
 
     def _without_decoys(
         self, ueif: FloatArray, u: FloatArray, pathway: FloatArray, loss: FloatArray, dependence: FloatArray
-    ) -> _Values:
+    ) -> RowValues:
         """Split off the decoys, and give constant columns their zeros back."""
         columns, d = self.columns_, len(self.columns_.kept)
         wide = np.zeros((self.n_features_in_, self.n_features_in_))
         wide[np.ix_(columns.kept, columns.kept)] = pathway[:d, :d]
-        return _Values(
+        return RowValues(
             ueif=columns.spread(ueif[:, :d]),
             ueif_latent=np.column_stack([columns.spread(u[:, :d]), u[:, d:]]),
             decoy_scores=ueif[:, d:].mean(0),
@@ -336,15 +314,15 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
             roundtrip=self._roundtrip,
         )
 
-    def _margin(self, values: _Values) -> float:
+    def _margin(self, values: RowValues) -> float:
         """5. what a null feature may score."""
         if not isinstance(self.margin, str):
             return float(self.margin)
         if not len(values.decoy_scores):
             warnings.warn("no decoys, so margin 0: features without importance may be rejected too often", stacklevel=3)
-        return float(max(0.0, *values.decoy_scores, 0.0))
+        return float(values.decoy_scores.max(initial=0.0))
 
-    def _table(self, values: _Values, margin: float, labelled: bool) -> ImportanceTable:
+    def _table(self, values: RowValues, margin: float, labelled: bool) -> ImportanceTable:
         """Steps 5, 7 and 8."""
         rows = members(self._names(), self.groups)
         grouped = np.column_stack([values.ueif[:, columns].sum(1) for columns in rows.values()])
@@ -382,16 +360,16 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
             return LinearDisentangler(covariance).fit(B)
         from .flow import FlowDisentangler  # here, so that the linear method does not need torch
 
-        return FlowDisentangler(
-            covariance=covariance,
-            n_steps=self.n_steps,
-            hidden=self.hidden,
-            ode_steps=self.ode_steps,
-            random_state=seed,
-        ).fit(B)
+        options = {"n_steps": self.n_steps, "hidden": self.hidden, "ode_steps": self.ode_steps}
+        return FlowDisentangler(covariance=covariance, random_state=seed, **options).fit(B)
 
     def _predict_latents(self, Z: FloatArray, X: FloatArray) -> FloatArray:
         return self._predictor(self.columns_.restore(self.disentangler_.decode(Z), X))
+
+    @property
+    def _predictor(self) -> Predictor:
+        names = getattr(self, "feature_names_in_", None)
+        return Predictor(self.estimator, self.loss, self.class_index, names)
 
     def _names(self) -> list[str]:
         return [str(name) for name in getattr(self, "feature_names_in_", (f"x{j}" for j in range(self.n_features_in_)))]
@@ -408,18 +386,6 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
                 "combine groups into fewer columns, or use disentangler='linear'"
             )
         return array
-
-def _pooled(parts: list[_Values], order: npt.NDArray[np.intp]) -> _Values:
-    """The folds' rows in the order of the table."""
-    return _Values(
-        ueif=np.concatenate([part.ueif for part in parts])[order],
-        ueif_latent=np.concatenate([part.ueif_latent for part in parts])[order],
-        decoy_scores=np.concatenate([part.decoy_scores for part in parts]),
-        loss=np.concatenate([part.loss for part in parts])[order],
-        pathway=np.mean([part.pathway for part in parts], axis=0),
-        dependence=np.concatenate([part.dependence for part in parts]),
-        roundtrip=max(part.roundtrip for part in parts),
-    )
 
 
 def _rows(X: Any, rows: npt.NDArray[np.intp]) -> Any:

@@ -37,5 +37,3 @@ def check_parameters(self: Any) -> None:
         raise ValueError(f"alpha={self.alpha} must be between 0 and 1")
     if self.cv is not None and self.cv not in range(2, 6):
         raise ValueError(f"cv={self.cv} must be 2 to 5")
-
-

@@ -25,44 +25,54 @@ class Predictor:
     loss : str or callable
         With a loss of probabilities the prediction of a classifier is P(class).
     class_index : int or None
-    names : list of str or None
+    names : array of str or None
         Column names, where the model was fitted on a DataFrame.
     """
 
     model: Any
     loss: str | Loss
     class_index: int | None
-    names: list[str] | None
+    names: npt.NDArray[Any] | None
 
     def __call__(self, X: FloatArray) -> FloatArray:
         """One number a row, from whatever the predictor returns."""
-        model, table = self.model, X
-        if self._from_frame:
-            import pandas as pd
-
-            table = pd.DataFrame(X, columns=self.feature_names_in_)
-        of_class = self.class_index is not None or self.loss in OF_PROBABILITY
-        if not hasattr(model, "predict"):
-            f = np.asarray(model(table), dtype=np.float64)
-        elif of_class and is_classifier(model):
-            if not hasattr(model, "predict_proba"):
-                raise ValueError(f"loss={self.loss!r} needs predict_proba, which {type(model).__name__} does not have")
-            f = np.asarray(model.predict_proba(table), dtype=np.float64)
-        else:
-            f = np.asarray(model.predict(table), dtype=np.float64)
+        f = np.asarray(self._raw(X), dtype=np.float64)
         if f.ndim == 2:
-            f = f[:, self._class(f.shape[1])]
-        if f.shape != (len(X),) or not np.isfinite(f).all():
-            raise ValueError(f"the predictor must return {len(X)} finite numbers; it returned shape {f.shape}")
+            f = f[:, self._column(f.shape[1])]
+        if f.shape != (len(X),):
+            raise ValueError(f"the predictor must return {len(X)} numbers; it returned shape {f.shape}")
+        if not np.isfinite(f).all():
+            raise ValueError(f"the predictor returned NaN or inf for {(~np.isfinite(f)).sum()} rows")
         return f
 
-    def _class(self, n_classes: int) -> int:
-        """The column of a two-dimensional prediction that is explained."""
-        if self.class_index is None and n_classes > 2:
-            raise ValueError(f"the predictor returns {n_classes} columns: pass a callable or class_index")
-        index = min(n_classes - 1, 1) if self.class_index is None else self.class_index
-        if not 0 <= index < n_classes:
-            raise ValueError(f"class_index={index}, but the predictor returns {n_classes} columns")
+    def _raw(self, X: FloatArray) -> Any:
+        table: Any = X
+        if self.names is not None:
+            import pandas as pd
+
+            table = pd.DataFrame(X, columns=self.names)
+        if not hasattr(self.model, "predict"):
+            return self.model(table)
+        if not self._by_class:
+            return self.model.predict(table)
+        if not hasattr(self.model, "predict_proba"):
+            raise ValueError(f"loss={self.loss!r} needs predict_proba, which {type(self.model).__name__} does not have")
+        return self.model.predict_proba(table)
+
+    @property
+    def _by_class(self) -> bool:
+        """Whether P(class) is explained, and not what ``predict`` returns."""
+        asked = self.class_index is not None or self.loss in OF_PROBABILITY
+        return asked and hasattr(self.model, "predict") and is_classifier(self.model)
+
+    def _column(self, width: int) -> int:
+        """The column of a two-dimensional prediction that is explained: P(class 1), or what class_index says."""
+        binary = width == 2 and self._by_class
+        if self.class_index is None and width > 1 and not binary:
+            raise ValueError(f"the predictor returns {width} columns: pass a callable or class_index")
+        index = int(binary) if self.class_index is None else self.class_index
+        if not 0 <= index < width:
+            raise ValueError(f"class_index={index}, but the predictor returns {width} columns")
         return index
 
     def labels(self, y: Any, n: int) -> FloatArray:
@@ -70,9 +80,8 @@ class Predictor:
         y = column_or_1d(y)
         if len(y) != n:
             raise ValueError(f"y has {len(y)} rows, X has {n}")
-        of_class = self.class_index is not None or self.loss in OF_PROBABILITY
-        if of_class and hasattr(self.model, "classes_"):
-            return np.asarray(y == self.model.classes_[self._class(len(self.model.classes_))], dtype=np.float64)
+        if self._by_class:
+            return np.asarray(y == self.model.classes_[self._column(len(self.model.classes_))], dtype=np.float64)
         try:
             y = np.asarray(y, dtype=np.float64)
         except ValueError as error:
@@ -83,5 +92,5 @@ class Predictor:
             raise ValueError(f"y has {(~np.isfinite(y)).sum()} missing values (NaN or inf): drop these rows")
         if self.loss in OF_PROBABILITY and not np.isin(y, (0, 1)).all():
             raise ValueError(f"loss={self.loss!r} needs y of 0 and 1")
-        return y
-
+        labels: FloatArray = y
+        return labels

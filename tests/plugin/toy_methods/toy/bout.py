@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from toy_methods.toy.method import trimmed_mean
 class Data:
     size: int
     pause: float
-    log: Path | None
+    notes: tuple[str, ...] = ()
 
 
-def load(*, size: int = 100, pause: float = 0.0, log: Path | None = None, quick: bool = False) -> Data:
+def load(
+    *, size: int = 100, pause: float = 0.0, api_key: str = "", source: str = "", quick: bool = False
+) -> Data:
     """Draw samples.
 
     Parameters
@@ -29,12 +32,14 @@ def load(*, size: int = 100, pause: float = 0.0, log: Path | None = None, quick:
         Numbers in a sample.
     pause : float
         Seconds that each contender sleeps.
-    log : Path
-        File that gets a line per call.
+    api_key : str
+        Not used: a real method takes the name of a variable instead.
+    source : str
+        An address that ends up in the notes.
     """
     if size < 2:
         raise InputError(f"{size} is too small", "--size", "give 2 or more")
-    return Data(size, pause, log)
+    return Data(size, pause, (f"from {source} with {api_key}",) if source else ())
 
 
 def contenders(data: Data) -> tuple[Contender, ...]:
@@ -48,8 +53,8 @@ def contenders(data: Data) -> tuple[Contender, ...]:
 
 
 def _sample(data: Data, seed: int, name: str) -> np.ndarray:
-    if data.log:
-        with data.log.open("a") as file:
+    if log := os.environ.get("TOY_LOG"):  # a line per call
+        with open(log, "a") as file:
             file.write(f"{name} {seed}\n")
     time.sleep(data.pause)
     return np.random.default_rng(seed).standard_t(2, data.size) + 3
@@ -106,7 +111,7 @@ def deadlocks(data: Data, seed: int) -> float:
 
 
 def spins_in_c(data: Data, seed: int) -> float:
-    return float(len(str(7 ** (10**7))))
+    return float(sum(range(10**13)))  # never lets go of the interpreter lock
 
 
 def chatters(data: Data, seed: int) -> float:
@@ -114,6 +119,38 @@ def chatters(data: Data, seed: int) -> float:
         print("x" * 65535)
     print("the last word")
     raise RuntimeError("done talking")
+
+
+def spams(data: Data, seed: int) -> float:
+    while True:
+        os.write(1, b"y" * 65536)
+
+
+def hides(data: Data, seed: int) -> float:
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(0)
+    return 3.0
+
+
+def doubles(data: Data, seed: int) -> float:
+    os.fork()
+    return 3.0
+
+
+def quits(data: Data, seed: int) -> float:
+    sys.exit("enough")
+
+
+class Kept(float):
+    def save(self, folder: Path) -> None:
+        (folder / "value.txt").write_text(repr(self))
+
+
+def keeps(data: Data, seed: int) -> Kept:
+    return Kept(_sample(data, seed, "keeps").mean())
 
 
 def hogs(data: Data, seed: int) -> float:
@@ -128,7 +165,12 @@ def overflows(data: Data, seed: int) -> float:
 
 
 def leaks(data: Data, seed: int) -> float:
-    raise RuntimeError(f"failed at https://me:{os.environ.get('PLANTED_TOKEN')}@host.example with {dict(os.environ)}")
+    token = os.environ.get("PLANTED_TOKEN")
+    for name, value in os.environ.items():
+        print(f"{name}={value}")
+    print("hub", Path(os.environ.get("HF_HOME", "."), "token").read_text())
+    print(f"GET https://host.example/v1?api_key={token}&page=1 Authorization: Bearer {token}")
+    raise RuntimeError(f"failed at https://me:{token}@host.example, {data.notes} with {dict(os.environ)}")
 
 
 def holds_1gb(data: Data, seed: int) -> float:
@@ -136,7 +178,10 @@ def holds_1gb(data: Data, seed: int) -> float:
     return 3.0 * float(block[-1])
 
 
-BAD = (raises, segfaults, exits, forks, daemonises, deadlocks, spins_in_c, chatters, hogs, overflows, leaks, holds_1gb)
+BAD = (
+    *(raises, segfaults, exits, quits, forks, daemonises, hides, doubles, deadlocks, spins_in_c, chatters, spams),
+    *(hogs, overflows, leaks, holds_1gb, keeps),
+)
 
 
 def score(output: float, data: Data) -> dict[str, float]:
