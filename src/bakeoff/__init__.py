@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def compare(method: str, *, extra: Sequence[Contender] = (), rivals: Sequence[str] = (), **options: Any) -> Report:
+def compare(method: str, *, extra: Sequence[Contender] = (), **options: Any) -> Report:
     """Run a method next to its rivals; what ``bakeoff run`` does, from Python.
 
     Parameters
@@ -21,8 +21,6 @@ def compare(method: str, *, extra: Sequence[Contender] = (), rivals: Sequence[st
         Slug of the method, e.g. ``"fdfi"``.
     extra : sequence of Contender
         Contenders of your own.
-    rivals : sequence of str
-        Contenders of your own as ``"module:object"``.
     **options
         The settings of `bakeoff.arena.contest.Settings` (seeds, jobs, out ...) and the method's own options, by the
         names that ``bakeoff run METHOD --help`` shows.
@@ -43,7 +41,7 @@ def compare(method: str, *, extra: Sequence[Contender] = (), rivals: Sequence[st
     from pathlib import Path
 
     from bakeoff import catalog
-    from bakeoff.arena import contest, plan
+    from bakeoff.arena import contest
 
     names = {field.name for field in fields(contest.Settings)}
     chosen = {name: value for name, value in options.items() if name in names}
@@ -51,9 +49,8 @@ def compare(method: str, *, extra: Sequence[Contender] = (), rivals: Sequence[st
         chosen["out"] = Path(chosen["out"])
     own = {name: value for name, value in options.items() if name not in names}
     text = ", ".join([repr(method), *(f"{name}={value!r}" for name, value in options.items())])
-    guests = [*extra, *(plan.guest(text) for text in rivals)]
     outcome = contest.hold(
-        catalog.find(method), own, contest.Settings(**chosen), command=f"bakeoff.compare({text})", guests=guests
+        catalog.find(method), own, contest.Settings(**chosen), command=f"bakeoff.compare({text})", guests=extra
     )
     if outcome.interrupted:
         raise KeyboardInterrupt(f"{method}: interrupted; the same call continues from {outcome.folder}")

@@ -7,7 +7,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,23 +27,11 @@ _INPUT, _HOW = Group("Input and method", sort_key=1), Group("How to run", sort_k
 
 
 @app.command(name="list")
-def list_methods(*, json_: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
-    """Show all methods: room, name and one-line job.
-
-    Parameters
-    ----------
-    json_ : bool
-        Print as JSON.
-    """
-    cards = catalog.cards()
-    if json_:
-        print(
-            json.dumps({slug: {"room": c.room, "job": c.job, "paper": c.paper} for slug, c in cards.items()}, indent=1)
-        )
-        return 0
-    for room in sorted({card.room for card in cards.values()}):
+def list_methods() -> int:
+    """Show all methods: room, name and one-line job."""
+    for room, cards in groupby(catalog.cards().values(), key=lambda card: card.room):
         print(room)
-        for card in (c for c in cards.values() if c.room == room):
+        for card in cards:
             print(f"  {card.slug:18} {card.job}")
     return 0
 
@@ -91,8 +79,7 @@ def _needing_extra(card: Card, get: Any) -> Any:
 def run_usage() -> int:
     """Run a method next to its rivals: `bakeoff run METHOD [options]`; `bakeoff run METHOD --help` shows them."""
     print("Usage: bakeoff run METHOD [options]    (bakeoff run METHOD --help shows the options)\n")
-    for card in catalog.cards().values():
-        print(f"  {card.slug:18} {card.job}")
+    list_methods()
     return 2
 
 
@@ -101,68 +88,44 @@ def _run(slug: str, tokens: list[str]) -> int:
     from dataclasses import fields
     from importlib import import_module
 
-    from bakeoff.arena import contest, plan
+    from bakeoff.arena import contest
 
     card = catalog.find(slug)
     load = _needing_extra(card, lambda: import_module(f"{card.package}.bout")).load
     shared = {f.name for f in fields(contest.Settings)}
 
     def command(**values: Any) -> int:
-        rival, as_json, _ = values.pop("rival", []), values.pop("json_", False), values.pop("verbose", False)
+        as_json, _ = values.pop("json", False), values.pop("verbose", False)
         settings = contest.Settings(**{name: values.pop(name) for name in shared & values.keys()})
-        guests = [plan.guest(text) for text in rival]
         line = shlex.join(["bakeoff", "run", slug, *tokens])
-        return _finish(contest.hold(card, values, settings, command=line, guests=guests), line, as_json)
+        return _finish(contest.hold(card, values, settings, command=line), line, as_json)
 
-    settings = inspect.signature(contest.Settings, eval_str=True).parameters.values()
-    extras = inspect.signature(_extra_options, eval_str=True).parameters.values()
-    own = _documented(inspect.signature(load, eval_str=True).parameters.values(), load, _INPUT)
-    how = _documented(settings, contest.Settings, _HOW) + _documented(extras, _extra_options, _HOW)
-    command.__signature__ = inspect.Signature(own + how)  # type: ignore[attr-defined]
+    options = [*_documented(load, _INPUT), *_documented(contest.Settings, _HOW), *_switches()]
+    command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     title = f"{card.job}\n\n{card.title} ({card.paper})."
     runner = App(name=f"bakeoff run {slug}", help=title, help_format="plaintext", version_flags=[])
     runner.default(command)
     return _call(runner, tokens)
 
 
-def _extra_options(*, rival: list[str], json_: bool = False, verbose: bool = False) -> None:
-    """Options of `bakeoff run` that are not settings of a bake-off.
-
-    Parameters
-    ----------
-    rival : list of str
-        A contender of your own as module:object, a function (data, seed) -> output; may be repeated.
-    json_ : bool
-        Print the report as JSON.
-    verbose : bool
-        Show the traceback of an error.
-    """
-
-
-def _documented(parameters: Iterable[inspect.Parameter], owner: Any, group: Group) -> list[inspect.Parameter]:
-    """Parameters as options: help from the owner's docstring, one comma-separated value for a list, plain switches."""
+def _documented(owner: Any, group: Group) -> list[inspect.Parameter]:
+    """The owner's parameters as options: help from its docstring, one comma-separated value for a list of names."""
     import docstring_parser
 
     texts = {p.arg_name: " ".join((p.description or "").split()) for p in docstring_parser.parse(owner.__doc__).params}
     made = []
-    for p in parameters:
-        words: dict[str, Any] = {
-            "help": texts.get(p.name, ""),
-            "group": group,
-            "negative": "",
-            "show": p.name != "quick",
-        }
-        if p.name.endswith("_"):
-            words["name"] = f"--{p.name[:-1]}"
-        if p.name == "jobs":
-            words["alias"] = "-j"
-        if p.name == "contenders":
-            words |= {"converter": _split, "n_tokens": 1}
-        default = [] if p.name in ("rival", "contenders") else p.default
-        made.append(
-            p.replace(kind=p.KEYWORD_ONLY, default=default, annotation=Annotated[p.annotation, Parameter(**words)])
-        )
+    for p in inspect.signature(owner, eval_str=True).parameters.values():
+        words: dict[str, Any] = {"help": texts.get(p.name), "group": group, "negative": "", "show": p.name != "quick"}
+        words |= {"alias": "-j"} if p.name == "jobs" else {}
+        words |= {"converter": _split, "n_tokens": 1} if p.name == "contenders" else {}
+        made.append(p.replace(kind=p.KEYWORD_ONLY, annotation=Annotated[p.annotation, Parameter(**words)]))
     return made
+
+
+def _switches() -> list[inspect.Parameter]:
+    texts = {"json": "Print the report as JSON.", "verbose": "Show the traceback of an error."}
+    kinds = {n: Annotated[bool, Parameter(help=text, group=_HOW, negative="")] for n, text in texts.items()}
+    return [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kinds[n]) for n in texts]
 
 
 def _split(kind: Any, tokens: Any) -> list[str]:

@@ -301,6 +301,8 @@ def test_bad_construction(options):
 def test_more_asked_than_there_are():
     with pytest.raises(ValueError, match="3! = 6"):
         PermutationBO(3).ask(7)
+    with pytest.raises(ValueError, match="at least one"):
+        PermutationBO(2000).ask(0)
     with pytest.raises(ValueError, match="call tell first"):
         _ = PermutationBO(3).best
     with pytest.raises(ValueError, match="two evaluations"):

@@ -45,7 +45,7 @@ def test_planted_secrets_reach_nothing(cli, tmp_path, form):
     assert len(files) >= 5
     error = next(run.error for run in store.read_runs(tmp_path / "out")[0] if run.contender == "leaks")
     assert error.count("REDACTED") >= 10  # the plants did get that far
-    assert "page=1" in error
+    assert "GET https:" in error
     for where, text in {**files, "stdout": done.stdout.encode(), "stderr": done.stderr.encode()}.items():
         assert b"canary" not in text, (where, text[max(0, text.index(b"canary") - 80) :][:120])
 
@@ -259,9 +259,9 @@ def test_links_in_a_results_folder_are_refused(folder, tmp_path, link, cli):
     (folder / link).symlink_to(target)
     done = cli("run", "toy", "--out", folder, "--seeds", 1)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    with pytest.raises(InputError), store.locked(folder, "lock" if link == ".lock" else f"../{link}/x"):
+        pytest.fail("locked")
     assert target.read_text() == "precious"
-    with pytest.raises(InputError), store.locked(folder):
-        (folder / ".lock").symlink_to(target)
 
 
 NAMES = (

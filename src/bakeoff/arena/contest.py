@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Settings:
     ----------
     seeds : int
         Repetitions of every contender; the card's number (mostly 8) by default. Intervals need 5.
-    contenders : list of str
+    contenders : tuple of str
         Only these, comma-separated; the paper's is always there. Also the way to add an optional one.
     jobs : int
         Runs at a time, each with one thread; by default one per core.
@@ -55,10 +55,12 @@ class Settings:
         Also run the stand-alone experiments that test the paper's claims.
     retry_failed : bool
         Run again what failed, timed out or ran out of memory.
+    rival : tuple of str
+        A contender of your own as module:object, a function (data, seed) -> output; may be repeated.
     """
 
     seeds: int | None = None
-    contenders: list[str] = field(default_factory=list)
+    contenders: tuple[str, ...] = ()
     jobs: int | None = None
     engine: engines.Engine = "local"
     address: str | None = None
@@ -69,6 +71,7 @@ class Settings:
     keep: bool = False
     claims: bool = False
     retry_failed: bool = False
+    rival: tuple[str, ...] = ()
 
     def check(self) -> None:
         """Raise InputError for a number that makes no sense."""
@@ -114,7 +117,7 @@ def hold(
         command=command,
         seeds=settings.seeds,
         names=settings.contenders,
-        guests=guests,
+        guests=[*guests, *(plan.guest(text) for text in settings.rival)],
         claims=settings.claims,
         keep=folder if settings.keep else None,
         jobs=jobs,
@@ -236,7 +239,6 @@ def write_board(folders: Sequence[Path], out: Path) -> Path:
     """One page of all these bake-offs, each linked to a copy of its report beside the page."""
     from bakeoff.arena.report import board
 
-    out.mkdir(parents=True, exist_ok=True)
     reports, links = [], []
     for folder in folders:
         bout = store.read_bout(folder)

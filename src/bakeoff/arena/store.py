@@ -83,6 +83,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     blob = data.encode() if isinstance(data, str) else data
     temporary = None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
         with os.fdopen(handle, "wb") as file:
             file.write(blob)
@@ -223,30 +224,28 @@ def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
 
 def _decode_file(path: Path, problems: list[str]) -> Iterator[Run]:
     """Records are found by their first bytes, so that a damaged line end costs no neighbour."""
-    text = path.read_bytes().decode("ascii", errors="replace")  # one character a byte; intact records are ASCII
-    end = 0
-    for start in [*(m.start() for m in re.finditer(re.escape(_START), text)), len(text)]:
-        if start < end:  # inside the record before
-            continue
-        if gap := text[end:start].strip():
-            line = text.count("\n", 0, text.index(gap, end)) + 1
-            problems += {f"{path}:{line}: damaged record left out"} - set(problems[-1:])
-        line_end = text.find("\n", start)
-        run, length = _decode(text[start : line_end if line_end >= 0 else len(text)])
-        end = start + length
-        if run:
-            yield run
+    text = path.read_bytes().decode("ascii", errors="replace")  # intact records are ASCII
+    for number, line in enumerate(text.split("\n"), 1):
+        end, size = 0, len(line.rstrip())
+        while end < size:
+            start = line.find(_START, end)
+            run, after = _decode(line, max(start, end))
+            if not run or line[end:start].strip():
+                problems.append(f"{path}:{number}: damaged record left out")
+            end = after
+            if run:
+                yield run
 
 
-def _decode(line: str) -> tuple[Run | None, int]:
-    """The record that a line begins with and its length; (None, 0) where it is damaged."""
+def _decode(line: str, start: int) -> tuple[Run | None, int]:
+    """The record that begins there and where it ends; no record and the line's end where it is damaged."""
     try:
-        outer, length = json.JSONDecoder().raw_decode(line)
+        outer, end = json.JSONDecoder().raw_decode(line, start)
         run = Run.from_json(outer["run"])
         sound = _check_sum(_canonical(outer["run"])) == outer["sha256"] and _conforms(run, Run) and run.schema <= SCHEMA
-        return (run, length) if sound else (None, 0)
+        return (run, end) if sound else (None, len(line))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None, 0
+        return None, len(line)
 
 
 _hints = functools.cache(get_type_hints)
@@ -288,14 +287,18 @@ def read_bout(folder: Path) -> Bout:
     path = folder / "bout.json"
     try:
         if path.is_symlink() or not path.is_file():
-            raise InputError("no results here (bout.json is missing)", str(folder), "give a folder that --out named")
+            raise InputError(
+                "no results here (bout.json is missing)", repr(str(folder)), "give a folder that --out named"
+            )
         bout = Bout.from_json(json.loads(path.read_text(encoding="utf-8")))
         if not (_conforms(bout, Bout) and _SLUG.fullmatch(bout.method) and bout.primary and bout.paper_contender):
             raise ValueError("a field has the wrong type")
+        if bout.schema > SCHEMA:
+            raise InputError(f"written by a newer bakeoff (schema {bout.schema})", str(path), "upgrade bakeoff")
         return bout
     except (OSError, ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError) as error:
         how = "run the same command again to rewrite it"
-        raise InputError(f"damaged: {type(error).__name__}", str(path), how) from error
+        raise InputError(f"damaged: {type(error).__name__}", repr(str(path)), how) from error
 
 
 def write_csv(folder: Path, runs: list[Run]) -> None:

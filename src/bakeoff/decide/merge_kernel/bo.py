@@ -181,7 +181,10 @@ class PermutationBO:
     Notes
     -----
     A suggestion costs 2,400 * (features + length * N) operations, a fit O(N^3): meant for N <= 500. The length is
-    n log2 n for merge, n^2 / 2 for Mallows. Source: arXiv 2507.13263 (features, kernel); [ours] marks our parts.
+    n log2 n for merge, n^2 / 2 for Mallows. To evaluate in parallel, ``ask(q)``, map the objective over the rows with
+    joblib or Ray, and ``tell`` whatever has come back.
+
+    Source: arXiv 2507.13263 and its code for features and kernel; [ours] marks our parts.
 
     Examples
     --------
@@ -237,8 +240,10 @@ class PermutationBO:
         ValueError
             More are asked for than there are orderings left.
         """
+        if q < 1:
+            raise ValueError(f"q = {q}: ask for at least one permutation")
         left = math.factorial(self.n) - len(self._seen)
-        if q < 1 or q > left:
+        if q > left:
             raise ValueError(f"q = {q}: only {left} of the {self.n}! = {math.factorial(self.n)} orderings are left")
         rows = []
         for _ in range(q):
@@ -326,6 +331,7 @@ class PermutationBO:
 
     def _next(self) -> Ints:
         """One suggestion: from the design, at random where there is nothing to learn from, else by the model."""
+        # 1. The design.
         if len(self._y) + len(self._pending) < self.n_init:
             unused = [perm for perm in self._design if key(perm) not in self._seen]
             return unused[0] if unused else random_unseen(self.n, self._seen, self._rng)
@@ -336,6 +342,7 @@ class PermutationBO:
         return self._suggest()
 
     def _suggest(self) -> Ints:
+        # 2. The model, and 4. liars for what is still out.
         model, targets = self._model(), self._targets()
         best = float(targets.max())
         if self._pending:
@@ -345,6 +352,7 @@ class PermutationBO:
             mean, variance = model.predict(perms)
             return acquisition_values(self.acqf, mean, np.sqrt(variance), best)
 
+        # 3. The search.
         starts, moves, rounds = self.budget
         incumbents = self._perms[np.argsort(-targets, kind="stable")]
         points = starting_points(self.n, starts, incumbents, self._rng)

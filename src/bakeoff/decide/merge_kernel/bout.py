@@ -24,7 +24,7 @@ LARGE = 50
 LOWEST_GAP = -0.1
 
 METRICS = (
-    Metric("gap", "lower", "1 = random, 0 = best known", primary=True, margin=0.02, bounds=(-math.inf, 1.5)),
+    Metric("gap", "lower", "random = 1", primary=True, margin=0.02, bounds=(-math.inf, 1.5)),
     Metric("gap_large", "lower", "gap, n >= 50", bounds=(-math.inf, 1.5)),
     Metric("gap_tsp15", "lower", "gap", bounds=(LOWEST_GAP, 1.5)),
     Metric("gap_lop60", "lower", "gap", bounds=(LOWEST_GAP, 1.5)),

@@ -22,7 +22,7 @@ def draw(runs: list[Run], folder: Path) -> dict[str, str]:
 
 
 def _by_contender(runs: list[Run]) -> dict[str, list[Run]]:
-    names = dict.fromkeys(run.contender for run in runs)
+    names = sorted({run.contender for run in runs})
     return {name: [run for run in runs if run.contender == name] for name in names}
 
 

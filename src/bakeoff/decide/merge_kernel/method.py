@@ -74,6 +74,7 @@ class _SortingKernel(Kernel):  # type: ignore[misc]
         if last_dim_is_batch:
             raise UnsupportedError("a permutation cannot be split into its entries (last_dim_is_batch)")
         squared = torch.as_tensor(_squared_distances(self.feature_map, x1, x2, diag), dtype=x1.dtype, device=x1.device)
+        # 3. The kernel.
         multiplier = self.lengthscale.squeeze(-1) if diag else self.lengthscale
         return cast(Tensor, sum(torch.exp(-multiplier * anchor) for anchor in squared) / len(squared))
 
@@ -133,6 +134,7 @@ class MallowsKernel(_SortingKernel):
 
 def _squared_distances(feature_map: FeatureMap, x1: Tensor, x2: Tensor, diag: bool) -> Floats:
     """(A, *batch, N1, N2), or (A, *batch, N) of corresponding rows where ``diag``."""
+    # 1. Distinct rows.
     rows = [
         check_permutations(x.detach().cpu().numpy().reshape(-1, x.shape[-1]), feature_map.n)
         for x in ((x1,) if x1 is x2 else (x1, x2))
@@ -142,6 +144,7 @@ def _squared_distances(feature_map: FeatureMap, x1: Tensor, x2: Tensor, diag: bo
     first, second = place[: len(rows[0])].reshape(x1.shape[:-1]), place[-len(rows[-1]) :].reshape(x2.shape[:-1])
     if diag:
         return feature_map.paired_distances(phi, *np.broadcast_arrays(first, second))
+    # 2. Distances between those that each side uses.
     used1, within1 = np.unique(first, return_inverse=True)
     used2, within2 = np.unique(second, return_inverse=True)
     batch = np.broadcast_shapes(first.shape[:-1], second.shape[:-1])

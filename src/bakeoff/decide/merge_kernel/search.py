@@ -59,7 +59,8 @@ def initial_design(n: int, count: int, seed: int) -> Ints:
     """``count`` different uniform permutations (all n! where there are fewer), the same for every method."""
     rng = np.random.default_rng(seed)
     rows: dict[bytes, Ints] = {}
-    while len(rows) < min(count, math.factorial(n)):
+    count = min(count, math.factorial(n))
+    while len(rows) < count:
         perm = rng.permutation(n)
         rows.setdefault(key(perm), perm)
     return np.array(list(rows.values()))

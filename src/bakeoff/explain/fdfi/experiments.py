@@ -52,15 +52,16 @@ def table_decoys(seed: int) -> dict[str, float]:
 
 def nulls_linear(seed: int) -> dict[str, float]:
     """Share of three null columns rejected with the predictor known and the linear map; 8 repetitions a seed."""
-    return _nulls(seed, repetitions=8, disentangler="linear", n_steps=0)
+    return nulls(seed, repetitions=8, disentangler="linear", n_steps=0)
 
 
 def nulls_flow(seed: int) -> dict[str, float]:
     """The same with the trained flow, 400 steps, once a seed."""
-    return _nulls(seed, repetitions=1, disentangler="flow", n_steps=400)
+    return nulls(seed, repetitions=1, disentangler="flow", n_steps=400)
 
 
-def _nulls(seed: int, repetitions: int, disentangler: str, n_steps: int) -> dict[str, float]:
+def nulls(seed: int, repetitions: int, disentangler: str, n_steps: int) -> dict[str, float]:
+    """Rejections at 5 % among X6 to X8 (null) and X1 to X5 (active), with the decoys' margin and with margin 0."""
     from .method import FlowImportance
 
     p: dict[str | float, list[FloatArray]] = {"decoys": [], 0.0: []}
