@@ -89,12 +89,12 @@ def _marked(pid: int, mark: bytes) -> bool:
         return False
 
 
-@pytest.fixture()
+@pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     return Cli(tmp_path)
 
 
-@pytest.fixture()
+@pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     """The plug-in's method, in this process."""
     monkeypatch.syspath_prepend(str(PLUGIN))
@@ -103,7 +103,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     catalog.cards.cache_clear()
 
 
-@pytest.fixture()
+@pytest.fixture
 def until() -> Callable[..., None]:
     """Wait until a condition holds."""
 
@@ -116,21 +116,22 @@ def until() -> Callable[..., None]:
     return wait
 
 
-@pytest.fixture()
+@pytest.fixture
 def records() -> Callable[[Path], list[dict[str, Any]]]:
     """Reads a journal without any code of bakeoff: complete lines that are valid JSON."""
 
+    def not_json(name: str) -> None:
+        raise AssertionError(f"{name} in a journal")
+
     def read(folder: Path) -> list[dict[str, Any]]:
-        found = []
-        for path in sorted((folder / "runs").glob("*.jsonl")):
-            for line in path.read_bytes().splitlines(keepends=True):
-                if line.endswith(b"\n"):
-                    found.append(json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} in {path}"))["run"])
-        return found
+        lines = [
+            line for path in sorted((folder / "runs").glob("*.jsonl")) for line in path.read_bytes().split(b"\n")[:-1]
+        ]
+        return [json.loads(line, parse_constant=not_json)["run"] for line in lines]
 
     return read
 
 
-@pytest.fixture()
+@pytest.fixture
 def rng() -> random.Random:
     return random.Random(20260731)

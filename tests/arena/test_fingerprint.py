@@ -113,6 +113,12 @@ def closure(n):
     return run
 
 
+def looped():
+    def run(data, seed):
+        return run(data, seed - 1) if seed else 0
+    return run
+
+
 lambdas = lambda data, seed: _clip(seed)
 '''
 NAMES = ("plain", "clipped", "doubled", "through_module", "inside", "recursive", "lambdas")
@@ -138,9 +144,12 @@ class Package:
         importlib.invalidate_caches()
         bout = importlib.import_module(f"{self.name}.bout")
         calls = {name: getattr(bout, name) for name in NAMES}
-        calls |= {"partial": functools.partial(bout.clipped, seed=2), "partial 3": functools.partial(bout.clipped, seed=3)}
+        calls |= {
+            "partial": functools.partial(bout.clipped, seed=2),
+            "partial 3": functools.partial(bout.clipped, seed=3),
+        }
         calls |= {"object": bout.Wrapper(1), "object 2": bout.Wrapper(2)}
-        calls |= {"closure": bout.closure(1), "closure 2": bout.closure(2)}
+        calls |= {"looped": bout.looped(), "closure": bout.closure(1), "closure 2": bout.closure(2)}
         return {name: fingerprint.of_code(call) for name, call in calls.items()}
 
     def edit(self, file: str, old: str, new: str) -> set[str]:
@@ -152,7 +161,7 @@ class Package:
         return {name for name in before if before[name] != after[name]}
 
 
-@pytest.fixture()
+@pytest.fixture
 def package(tmp_path, monkeypatch) -> Package:
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)

@@ -49,13 +49,13 @@ def test_three_shards_make_the_whole(cli, tmp_path):
     whole = json.loads((tmp_path / "whole/report.json").read_text())
     other = json.loads(merged.stdout)
     for report in (whole, other):  # cost is measured, not computed
-        report["rows"] = [{k: v for k, v in row.items() if k != "cost"} for row in report["rows"]]
+        report["rows"] = [{k: v for k, v in row.items() if k not in ("cost", "cpu_ratio")} for row in report["rows"]]
     assert other["rows"] == whole["rows"]
     assert other["claims"] == whole["claims"]
     assert not cli.calls()[48:]
 
 
-@pytest.fixture()
+@pytest.fixture
 def planned(toy) -> plan.Plan:
     return plan.make(toy, {}, command="", seeds=6, claims=True)
 
@@ -73,7 +73,7 @@ def test_shards_do_not_depend_on_order_or_company(planned):
         mine = {t.run.key for t in plan.shard(planned.tasks, f"{i}/3")}
         assert {t.run.key for t in plan.shard(turned, f"{i}/3")} == mine
         assert {t.run.key for t in plan.shard(planned.tasks[:9], f"{i}/3")} <= mine
-        assert 2 <= len(mine)
+        assert len(mine) >= 2
 
 
 @pytest.mark.parametrize("text", ["", "0/3", "4/3", "1", "1/0", "-1/3", "a/b", "1/3/5", "1/99999", "١/٢x"])

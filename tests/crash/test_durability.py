@@ -117,7 +117,7 @@ def _run(i: int, **more) -> Run:
     )
 
 
-@pytest.fixture()
+@pytest.fixture
 def journal(tmp_path) -> Path:
     (tmp_path / "runs").mkdir()
     book = store.Journal(tmp_path)
@@ -156,7 +156,8 @@ def test_journal_with_flipped_bytes(journal, data):
         assert runs == [_run(i) for i in range(4)]
     else:
         assert problems[0] == f"{journal}:{hit + 1}: damaged record left out"
-    assert all(problem.startswith(f"{journal}:{hit + 1}:") for problem in problems)
+    lines = {int(problem.split(":")[1]) for problem in problems}
+    assert lines <= {hit + 1, hit + 2}  # the second where the flip made a line end
 
 
 def test_many_writers_on_one_folder(tmp_path, cli, records):

@@ -38,12 +38,10 @@ def test_interrupted(way, cli, until, records):
         until(lambda: not cli.alive(), 2, "no process left")
         assert "contender" in out
         assert "trimmed" in out
-        assert "Traceback" not in out + err
+        assert "Traceback" not in out + err, err
         assert len(records(folder)) < 32
         again = err.strip().splitlines()[-1].strip()
-        assert again == shlex.join(
-            ["bakeoff", "run", "toy", "--pause", "0.5", "-j", "2", "--out", str(folder)]
-        )
+        assert again == shlex.join(["bakeoff", "run", "toy", "--pause", "0.5", "-j", "2", "--out", str(folder)])
         print(f"{way}: over after {time.monotonic() - start:.1f} s")
     kept = {run["key"]: run for run in records(folder)}
     done = cli(*shlex.split(again)[1:])
@@ -154,7 +152,9 @@ def test_exit_codes(cli, tmp_path):
     assert "'no_such_library'" in lacking.stderr
     assert "pip install 'bakeoff[dev]'" in lacking.stderr
     assert lacking.stderr.count("\n") == 1
-    bout.write_text(bout.read_text().replace("import no_such_library\n", "").replace('"heavy tails"', '"x", ("nowhere",)'))
+    bout.write_text(
+        bout.read_text().replace("import no_such_library\n", "").replace('"heavy tails"', '"x", ("nowhere",)')
+    )
     lacking = cli("run", "toy")
     assert lacking.returncode == 4
     assert "'nowhere'" in lacking.stderr

@@ -16,6 +16,7 @@ from bakeoff.decide.merge_kernel.feature_map import FeatureMap
 from bakeoff.decide.merge_kernel.features import (
     ENUMERATION,
     MERGE,
+    SortingFeatures,
     check_permutations,
     from_merge_features,
     invert,
@@ -139,6 +140,28 @@ def test_no_information_is_lost(n):
     codes = merge_features(perms)
     assert len(np.unique(codes, axis=0)) == math.factorial(n)
     assert (from_merge_features(codes, n) == perms).all()
+
+
+def test_no_rows_have_no_features():
+    assert merge_features(np.zeros((0, 5))).shape == (0, 8)
+    assert mallows_features(np.zeros((0, 5))).shape == (0, 10)
+
+
+def test_another_sort_fits_the_frame():
+    """Adjacent comparisons of the first bubble pass: a length, codes of ranks, and features of any values."""
+    first_pass = SortingFeatures(lambda n: n - 1, lambda ranks: np.where(ranks[:, :-1] < ranks[:, 1:], -1, 1))
+    assert first_pass.features([[0.5, -2.0, 7.0]]).tolist() == [[1, -1]]
+    perms = everything(4)
+    own, reference = FeatureMap(4, first_pass.features), np.where(np.diff(perms, axis=1) > 0, -1, 1) / math.sqrt(3)
+    assert np.allclose(own.products(own(perms), own(perms))[0], reference @ reference.T)
+
+
+def test_numpy_integers_are_sizes_and_floats_are_not():
+    assert merge_length(np.int64(280)) == 2009
+    assert FeatureMap(np.int64(5), "merge").length == 8
+    for n in (5.0, "5"):
+        with pytest.raises(TypeError):
+            merge_length(n)
 
 
 @settings(max_examples=100)

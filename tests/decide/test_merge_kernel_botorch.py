@@ -14,6 +14,7 @@ from botorch.exceptions.errors import UnsupportedError
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.kernels.categorical import CategoricalKernel
+from botorch.models.transforms import Normalize
 from botorch.optim import optimize_acqf
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.constraints import GreaterThan
@@ -275,18 +276,30 @@ def test_suggestions_improve_on_random_search():
     assert objective(x).max() > objective(some_permutations(200, n=8, seed=3)).max() - 2
 
 
+def test_integer_incumbents_give_candidates_of_the_models_dtype():
+    x = some_permutations(10)
+    acqf = LogExpectedImprovement(model_on(x), best_f=1.0)
+    options = {"generator": torch.Generator().manual_seed(0), "budget": (2, 10, 3)}
+    assert optimize_acqf_permutation(acqf, 7, incumbents=x.long(), **options).dtype == torch.float64
+
+
 def test_refusals():
     x = some_permutations(10)
     acqf = LogExpectedImprovement(model_on(x), best_f=1.0)
     generator = torch.Generator().manual_seed(0)
     with pytest.raises(UnsupportedError, match="q=1"):
         optimize_acqf_permutation(acqf, 7, q=2, generator=generator)
+    for n, q in ((1, 1), (7, 0)):
+        with pytest.raises(ValueError, match="at least 2 items and 1 candidate"):
+            optimize_acqf_permutation(acqf, n, q=q, generator=generator)
     everything = torch.tensor(list(itertools.permutations(range(3))), dtype=torch.float64)
     small = LogExpectedImprovement(model_on(everything), best_f=1.0)
     with pytest.raises(ValueError, match="orderings are left"):
         optimize_acqf_permutation(small, 3, exclude=everything, generator=generator)
     with pytest.raises(ValueError, match="use optimize_acqf_permutation, not optimize_acqf"):
         optimize_acqf(acqf, torch.tensor([[0.0] * 7, [6.0] * 7]).double(), q=1, num_restarts=1, raw_samples=2)
+    with pytest.raises(ValueError, match="no Normalize"):
+        model_on(x, input_transform=Normalize(7)).posterior(x[:2])
     with pytest.raises(UnsupportedError, match="last_dim_is_batch"):
         MergeKernel(7).forward(x, x, last_dim_is_batch=True)
 

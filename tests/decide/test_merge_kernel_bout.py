@@ -120,13 +120,36 @@ def test_own_objective(tmp_path, monkeypatch):
     scores = bout.score(merge, data)
     assert scores["best"] == {"shop_orders:cost": pytest.approx(0.1)}
     assert "gap_large" not in scores
+    assert "only differences between contenders mean something" in data.notes[0]
     merge.save(tmp_path / "kept")
     kept = json.loads((tmp_path / "kept" / "orders.json").read_text())["shop_orders:cost"]
     assert kept["order"][:2] == [0, 1]
     assert len(kept["values"]) == 20
 
 
+def test_claims_on_the_suite_are_not_judged_on_other_problems():
+    data = bout.load(problem="la01", budget=4, init=3)
+    scores = bout.score(contender(data, "random").call(data, 0), data)
+    assert data.problems[0].n == 50
+    assert {m.name for m in bout.METRICS} & set(scores) == {"gap", "area", "features"}
+
+
+def test_notes_say_what_the_scale_is_where_it_is_not_published():
+    assert bout.load().notes == bout.load(problem="ft06").notes == ()
+    assert "0 is the best of 2000 local-search steps, no proven optimum" in bout.load(problem="tsp:9").notes[0]
+
+
+@pytest.mark.parametrize("evaluations", [13, 28])
+def test_contenders_with_another_budget_are_refused(evaluations, data):
+    traces = {p.name: Trace(np.tile(np.arange(p.n), (evaluations, 1)), np.ones(evaluations)) for p in data.problems}
+    with pytest.raises(ValueError, match=f"{evaluations} evaluations, but the budget is 14"):
+        bout.score(Orders(traces), data)
+
+
 @pytest.mark.parametrize(("options", "message"), [
+    ({"problem": "tsp:2", "budget": 2, "init": 1}, "give at least 2"),
+    ({"problem": "tsp:2"}, "2 items have only 2 orderings; give a problem of 3 items"),
+    ({"noise": "1e-20"}, "give a number from 1e-10 up, or learn"),
     ({"problem": "la1"}, "near names"),
     ({"problem": "tsp:8", "objective": "a:b"}, "--objective and --problem"),
     ({"n": 5}, "--n belongs to --objective"),

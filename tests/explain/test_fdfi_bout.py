@@ -170,6 +170,7 @@ def test_figures(tmp_path):
     runs = []
     for name, ranking in outputs(data, 0, ("fdfi", "random")).items():
         details = {k: np.asarray(v).tolist() for k, v in bout.score(ranking, data).items() if k not in ("diagnostics",)}
+        details["p"][0] = None  # as a NaN is stored
         runs.append(Run("k", "fdfi", name, 0, {}, "", "", status="ok", details=details))
     captions = bout.figures(runs, tmp_path)
     assert set(captions) == {p.name for p in tmp_path.iterdir()} == {"found.svg", "pathway.svg"}

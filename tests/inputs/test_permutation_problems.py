@@ -170,7 +170,7 @@ def write(path, text):
 
 def test_tsplib_coordinates_are_rounded_distances(tmp_path):
     problem = load_problem(write(tmp_path / "five.tsp", FIVE))
-    assert (problem.name, problem.n) == ("five", 5)
+    assert (problem.name, problem.n) == ("five.tsp", 5)
     assert problem.objective(np.array([0, 1, 2, 3, 4])) == 10 + 10 + 10 + 7 + 7
 
 
@@ -196,6 +196,11 @@ def test_csv(tmp_path, kind, text, value):
     assert identity(load_problem(write(tmp_path / "x.csv", text), kind)) == value
 
 
+def test_suffix_in_capitals_and_byte_order_mark(tmp_path):
+    problem = load_problem(write(tmp_path / "ft10.CSV", "\ufeff3,2\n1,4\n2,2\n"), "fsp")
+    assert (problem.name, identity(problem)) == ("ft10.CSV", 11)
+
+
 @pytest.mark.parametrize(("name", "text", "kind", "message"), [
     ("a.csv", "1,2\n3,4\n", None, "--kind: a .csv file does not say what it holds"),
     ("a.csv", "1,2,3\n4,5,6\n", "lop", "2 x 3, --kind lop needs a square one"),
@@ -205,7 +210,11 @@ def test_csv(tmp_path, kind, text, value):
     ("a.csv", "1,x\n3,4\n", "fsp", "'x' is not a finite number"),
     ("a.csv", "1,nan\n3,4\n", "lop", "'nan' is not a finite number"),
     ("a.csv", "1,2\n", "fsp", "1 items"),
-    ("a.csv", "", "fsp", "rows of [] columns"),
+    ("a.csv", "", "fsp", "the file is empty"),
+    ("a.csv", "1,2\n\n3,\n", "lop", "a.csv, line 3: '' is not a finite number"),
+    ("a.tsp", FIVE.replace("2 0 10", "2 0 ten"), None, "a.tsp, line 8: 'ten' is not"),
+    ("a.tsp", FIVE.replace(": 5", ": -3"), None, "-3 items; expected 2 to 2000"),
+    ("a.tsp", FIVE.replace(": 5", ": 99999999"), None, "99999999 items"),
     ("a.tsp", FIVE.replace("EUC_2D", "GEO"), None, "edge weights GEO are not read; supported: EUC_2D, EXPLICIT"),
     ("a.tsp", "DIMENSION: 2\nEDGE_WEIGHT_TYPE: EXPLICIT\nEDGE_WEIGHT_FORMAT: UPPER_ROW\n", None, "EXPLICIT UPPER_ROW"),
     ("a.tsp", FIVE.replace("5 5 5\n", ""), None, "12 numbers of coordinates, expected 15"),
@@ -254,7 +263,10 @@ def module(tmp_path, monkeypatch):
         "def first(perm):\n    return int(perm[0])\n\ndef text(perm):\n    return 'high'\n\n"
         "def pair(perm):\n    return [1.0, 2.0]\n\ndef nan(perm):\n    return float('nan')\n\n"
         "def broken(perm):\n    raise KeyError('x')\n"
-        "\nnumber = 3\n",
+        "\nnumber = 3\n"
+        "\ndef number_as_text(perm):\n    return '3.5'\n\ndef leaves(perm):\n    raise SystemExit(5)\n"
+        "\ndef flag(perm):\n    perm.sort()\n    return bool(perm[0] == 0)\n"
+        "\ndef late(perm):\n    return None if perm[0] else 1\n",
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(tmp_path)])
@@ -277,13 +289,25 @@ def test_own_objective_is_imported_from_the_current_folder(module):
     (":text", 4, "my_orders:text returned 'high'"),
     (":pair", 4, "returned [1.0, 2.0]"),
     (":nan", 4, "returned nan"),
-    (":broken", 4, "failed on the identity: KeyError"),
+    (":broken", 4, "failed on the ordering 0..3: KeyError"),
+    (":number_as_text", 4, "returned '3.5'"),
+    (":leaves", 4, "failed on the ordering 0..3: SystemExit: 5"),
     ("", 4, "write MOD:ATTR"),
 ])  # fmt: skip
 def test_bad_objectives(module, attribute, n, message):
     with pytest.raises(InputError) as error:
         own_problem(module + attribute, n)
     assert message in str(error.value)
+
+
+def test_objectives_give_floats_see_copies_and_name_a_late_fault(module):
+    perm = np.array([2, 0, 1, 3])
+    value = own_problem(f"{module}:flag", 4).objective(perm)
+    assert type(value) is float
+    assert value == 1.0
+    assert perm.tolist() == [2, 0, 1, 3]
+    with pytest.raises(ValueError, match=r"my_orders:late returned None, not one finite number, .* \[2, 0, 1, 3\]"):
+        own_problem(f"{module}:late", 4).objective(perm)
 
 
 def test_unimportable_module():

@@ -52,13 +52,17 @@ def test_planted_secrets_reach_nothing(cli, tmp_path, form):
 
 def test_option_naming_a_variable_stays():
     """The name of a variable is no secret, nor is a word that merely contains one."""
-    plain = {"options": {"api_key_env": "OPENAI_API_KEY", "tokens": 4096, "tokenizer": "wordpiece-cased", "keys": "a,b"}}
+    plain = {
+        "options": {"api_key_env": "OPENAI_API_KEY", "tokens": 4096, "tokenizer": "wordpiece-cased", "keys": "a,b"}
+    }
     assert store.redact(plain) == plain
     assert store.redact({"options": {"api_key": "hunter2"}}) == {"options": {"api_key": "REDACTED"}}
-    assert store.redact("bakeoff run x --api-key-env MY_VARIABLE_NAME") == "bakeoff run x --api-key-env MY_VARIABLE_NAME"
+    assert (
+        store.redact("bakeoff run x --api-key-env MY_VARIABLE_NAME") == "bakeoff run x --api-key-env MY_VARIABLE_NAME"
+    )
 
 
-@pytest.fixture()
+@pytest.fixture
 def folder(tmp_path, toy) -> Path:
     """Sound results of two contenders and two seeds, without a process for each."""
     out = tmp_path / "out"
@@ -306,7 +310,9 @@ def test_unusable_out(name, toy, tmp_path, monkeypatch, capsys):
     assert {p.name: p.is_dir() for p in tmp_path.rglob("*")} == {"file": False, "full": True, "thesis.tex": False}
 
 
-@pytest.mark.parametrize("name", ["../../escape", "..", ".hidden", "a/b", "/abs", "", "a\nb", "claim:coverage", "x" * 99])
+@pytest.mark.parametrize(
+    "name", ["../../escape", "..", ".hidden", "a/b", "/abs", "", "a\nb", "claim:coverage", "x" * 99]
+)
 def test_guest_cannot_name_a_path(name, cli, tmp_path):
     script = f"""if True:
         import bakeoff
@@ -328,6 +334,8 @@ def test_kept_output_stays_inside(cli, tmp_path):
     assert kept == [Path(f"keeps/seed-{seed}/value.txt") for seed in (0, 1)]
     runs = [run for run in store.read_runs(tmp_path / "out")[0] if run.contender == "keeps"]
     assert all(run.cost["artefact_bytes"] > 0 for run in runs)
+    assert cli("run", "toy", "--contenders", "keeps", "--seeds", 2, "--keep", "--out", "out").returncode == 0
+    assert len(cli.calls()) == 4  # nothing ran twice, outputs that cannot be kept included
 
 
 def test_records_are_strict_json():

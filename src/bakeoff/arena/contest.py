@@ -139,9 +139,7 @@ def _run(
     """Execute what the journal lacks; returns the records of the tasks, and whether it was interrupted."""
     stored, problems = store.read_runs(folder)
     final = {r.key: r for r in stored if r.status == "ok" or not settings.retry_failed}
-    done = {task.run.key: final[task.run.key] for task in tasks if task.run.key in final}
-    if settings.keep:  # an output that was not kept has to be made again
-        done = {t.run.key: done[t.run.key] for t in tasks if t.run.key in done and _kept(t.keep)}
+    done = {t.run.key: final[t.run.key] for t in tasks if t.run.key in final and _kept(t.keep, final[t.run.key])}
     todo = [task for task in tasks if task.run.key not in done]
     journal, progress = store.Journal(folder), Progress(card.slug, tasks, done.values())
 
@@ -170,8 +168,9 @@ def _run(
     return list(done.values()), interrupted, problems
 
 
-def _kept(folder: str) -> bool:
-    return not folder or Path(folder).is_dir()
+def _kept(folder: str, run: Run) -> bool:
+    """Whether the output is there, where one is wanted and the run makes one that can be kept."""
+    return not folder or "artefact_bytes" not in run.cost or Path(folder).is_dir()
 
 
 @contextmanager

@@ -81,17 +81,20 @@ def _version(name: str) -> str:
         return "absent"
 
 
-def _collect(function: Any, seen: set[str]) -> Any:
-    """Add the function's sources to `seen`; return the values that are bound to it."""
+def _collect(function: Any, seen: set[str], outer: tuple[Any, ...] = ()) -> Any:
+    """Add the function's sources to `seen`; return the values that are bound to it. `outer`: what it is bound to."""
+    if any(function is known for known in outer):
+        return "itself"
+    outer = (*outer, function)
     if isinstance(function, functools.partial):
         named = sorted(function.keywords.items())
-        return [_collect(v, seen) for v in (function.func, *function.args, *(v for _, v in named))] + [
-            k for k, _ in named
-        ]
+        values = (function.func, *function.args, *(v for _, v in named))
+        return [[_collect(v, seen, outer) for v in values], [k for k, _ in named]]
     if not callable(function):
         return repr(function) if isinstance(function, int | float | str | bool | tuple | type(None)) else None
     if not inspect.isroutine(function) and not inspect.isclass(function):  # an object with __call__
-        return [_collect(type(function), seen), [_collect(v, seen) for v in getattr(function, "__dict__", {}).values()]]
+        bound = getattr(function, "__dict__", {}).values()
+        return [_collect(type(function), seen), [_collect(v, seen, outer) for v in bound]]
     try:
         file, (lines, first) = inspect.getsourcefile(function), inspect.getsourcelines(function)
     except (TypeError, OSError):  # built in, or typed at a prompt: no file to read
@@ -100,7 +103,7 @@ def _collect(function: Any, seen: set[str]) -> Any:
     assert file is not None
     _source(file, function.__module__).add_lines(first, first + len(lines) - 1, seen)
     cells = getattr(function, "__closure__", None) or ()
-    return [function.__qualname__, [_collect(cell.cell_contents, seen) for cell in cells]]
+    return [function.__qualname__, [_collect(cell.cell_contents, seen, outer) for cell in cells]]
 
 
 class _Source:

@@ -96,7 +96,9 @@ class Report:
         rivals = [row.versus for row in self.summary.rows if row.versus and row.role != "floor"]
         found = {word: ", ".join(v.rival for v in rivals if v.verdict == verdict) for verdict, word in words.items()}
         told = "; ".join(f"{word} {names}" for word, names in found.items() if names)
-        floor = {True: " It beats the floor.", False: "", None: " Whether it beats the floor cannot be told."}
+        shown = all(row.versus.verdict == "better" for row in self.summary.rows if row.versus and row.role == "floor")
+        above = " It beats the floor." if shown else " Its mean is better than the floor's, by less than can be shown."
+        floor = {True: above, False: "", None: " Whether it beats the floor cannot be told."}
         where = f"On {self.bout.primary.name}, {self.method} is"
         return f"{where} {told or 'without a rival to compare with'}.{floor[self.summary.floor_beaten]}"
 

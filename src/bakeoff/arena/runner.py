@@ -66,7 +66,8 @@ def run_local(
         try:
             while True:
                 while len(active) < jobs and (task := next(queue, None)):
-                    active.append(_Child.start(context, task, limits.timeout, memory))
+                    with _starting():
+                        active.append(_Child.start(context, task, limits.timeout, memory))
                 if not active:
                     return
                 wait([c for child in active for c in child.waitables()], timeout=0.1)
@@ -94,14 +95,16 @@ def _one_thread_each() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide the main module while a process starts, so that it isn't imported there a second time (and run again)."""
+def _starting() -> Iterator[None]:
+    """Hide the main module from a process that starts, or it would run there again; put Ctrl-C off until it is ours."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, worker.STOPS)  # the fork server and its children inherit it
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @dataclass
@@ -126,8 +129,7 @@ class _Child:
         log, log_end = context.Pipe(duplex=False)
         life_end, life = context.Pipe(duplex=False)
         process = context.Process(target=worker.main, args=(task, result_end, log_end, life_end), daemon=False)
-        with _without_main():
-            process.start()
+        process.start()
         for end in (result_end, log_end, life_end):
             end.close()
         os.set_blocking(log.fileno(), False)

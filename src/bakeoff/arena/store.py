@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+from urllib.parse import quote
 
 from bakeoff.arena.types import SCHEMA, Bout, InputError, Run
 
@@ -45,7 +46,9 @@ def redact(value: Any) -> Any:
     """Replace whatever is or looks like a secret in all strings of a JSON-like value, such as a run or a bout."""
     options = value.get("options", {}) if isinstance(value, dict) else {}
     named = [v for k, v in options.items() if isinstance(v, str) and _SECRET_OPTION.search(k)]
-    return _redact(value, sorted({s for s in [*named, *_known_secrets()] if len(s) >= 8}, key=len, reverse=True))
+    secrets = [s for s in [*named, *_known_secrets()] if len(s) >= 8]
+    forms = {f for s in secrets for f in (s, repr(s)[1:-1], json.dumps(s)[1:-1], quote(s, safe=""))}
+    return _redact(value, sorted(forms, key=len, reverse=True))
 
 
 def _redact(value: Any, secrets: list[str]) -> Any:

@@ -30,6 +30,8 @@ import numpy as np
 from bakeoff.arena.types import Contender, Run, Task
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+STOPS = (signal.SIGINT, signal.SIGTERM)
+"""What ends a bake-off; a run answers to them once it leads a process group of its own."""
 
 
 def main(task: Task, result: Connection, log: Connection, life: Connection) -> None:
@@ -43,6 +45,7 @@ def main(task: Task, result: Connection, log: Connection, life: Connection) -> N
     _die_with_driver(life)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     me, run = os.getpid(), perform(task)
     if os.getpid() != me:  # a process that the contender forked came back with it
         os._exit(0)
@@ -156,21 +159,14 @@ def _measure_artefact(output: Any, task: Task, run: Run) -> None:
         run.cost["model_calls"] = float(calls)
     if not hasattr(output, "save"):
         return
-    if task.keep:
-        folder = Path(task.keep)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        output.save(folder)
-        size = _folder_bytes(folder)
-    elif size is None:
+    if task.keep or size is None:
         with tempfile.TemporaryDirectory(prefix="bakeoff-") as scratch:
             output.save(Path(scratch))
-            size = _folder_bytes(Path(scratch))
+            size = sum(p.stat().st_size for p in Path(scratch).rglob("*") if p.is_file())
+            if task.keep:
+                shutil.rmtree(task.keep, ignore_errors=True)
+                shutil.copytree(scratch, task.keep)
     run.cost["artefact_bytes"] = float(size)
-
-
-def _folder_bytes(folder: Path) -> int:
-    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
 
 
 def _record_scores(run: Run, raw: dict[str, Any], metrics: set[str]) -> None:

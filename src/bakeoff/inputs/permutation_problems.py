@@ -242,6 +242,7 @@ def read_tsplib(path: Path) -> Matrix:
         n = int(header["DIMENSION"])
     except (KeyError, ValueError):
         raise InputError("no DIMENSION line with a whole number", str(path), "expected a TSPLIB file") from None
+    _check_size(n, str(path))
     if kind == "EUC_2D":
         rows = np.array(sections.get("NODE_COORD_SECTION", []))
         _expect(rows.size == 3 * n, path, f"{rows.size} numbers of coordinates, expected {3 * n} (index x y)")
@@ -262,7 +263,7 @@ def _tsplib_parts(path: Path) -> tuple[dict[str, str], dict[str, list[float]]]:
     header: dict[str, str] = {}
     sections: dict[str, list[float]] = {}
     current: list[float] | None = None
-    for line in _text(path).splitlines():
+    for number, line in enumerate(_text(path).splitlines(), 1):
         words = line.split()
         if not words or words[0] == "EOF":
             continue
@@ -272,13 +273,13 @@ def _tsplib_parts(path: Path) -> tuple[dict[str, str], dict[str, list[float]]]:
         elif words[0].endswith("_SECTION"):
             current = sections.setdefault(words[0], [])
         elif current is not None:
-            current.extend(_numbers(words, path))
+            current.extend(_numbers(words, f"{path}, line {number}"))
     return header, sections
 
 
 def read_qaplib(path: Path) -> tuple[Matrix, Matrix]:
     """The two matrices of a QAPLIB file: n, then n*n and n*n numbers."""
-    numbers = np.array(_numbers(_text(path).split(), path))
+    numbers = np.array(_numbers(_text(path).split(), str(path)))
     n = int(numbers[0]) if numbers.size and numbers[0] == int(numbers[0]) else 0
     _expect(n >= 2 and numbers.size == 1 + 2 * n * n, path, f"{numbers.size} numbers, expected n and 2 n*n of them")
     return numbers[1 : 1 + n * n].reshape(n, n), numbers[1 + n * n :].reshape(n, n)
@@ -288,7 +289,9 @@ def read_csv(path: Path, kind: str | None) -> Callable[[Ints], float]:
     """A matrix of numbers without header: linear ordering, distances, or processing times (jobs x machines)."""
     if kind not in KINDS:
         raise InputError("a .csv file does not say what it holds", "--kind", f"give --kind {' | '.join(KINDS)}")
-    rows = [_numbers(line.split(","), path) for line in _text(path).splitlines() if line.strip()]
+    lines = [(number, line) for number, line in enumerate(_text(path).splitlines(), 1) if line.strip()]
+    _expect(bool(lines), path, "the file is empty")
+    rows = [_numbers(line.split(","), f"{path}, line {number}") for number, line in lines]
     widths = {len(row) for row in rows}
     _expect(len(widths) == 1, path, f"rows of {sorted(widths)} columns, expected one width")
     matrix = np.array(rows)
@@ -302,18 +305,18 @@ def read_csv(path: Path, kind: str | None) -> Callable[[Ints], float]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # spreadsheets write a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot be read ({type(error).__name__})", str(path), "give a readable text file") from None
 
 
-def _numbers(words: list[str], path: Path) -> list[float]:
+def _numbers(words: list[str], where: str) -> list[float]:
     for word in words:
         try:
             if not math.isfinite(float(word)):
                 raise ValueError
         except ValueError:
-            raise InputError(f"{word.strip()[:40]!r} is not a finite number", str(path), "mend the entry") from None
+            raise InputError(f"{word.strip()[:40]!r} is not a finite number", where, "mend the entry") from None
     return [float(word) for word in words]
 
 
@@ -333,7 +336,7 @@ def load_problem(spec: str, kind: str | None = None) -> Problem:
     InputError
         Unknown name, wrong size, unreadable or malformed file, ``kind`` given where it means nothing.
     """
-    suffix = Path(spec).suffix
+    suffix = Path(spec).suffix.lower()
     if kind is not None and suffix != ".csv":
         raise InputError(f"--kind says what a .csv file holds, but the problem is {spec!r}", "--kind", "leave it out")
     if suffix in (".tsp", ".dat", ".csv"):
@@ -362,17 +365,17 @@ def _from_family(spec: str, family: str, size: str) -> Problem:
 def _from_file(path: Path, kind: str | None) -> Problem:
     if not path.is_file():
         raise InputError("no such file", str(path), "check the path")
-    if path.suffix == ".tsp":
+    if path.suffix.lower() == ".tsp":
         distances = read_tsplib(path)
         n, objective = len(distances), partial(tour_length, distances)
-    elif path.suffix == ".dat":
+    elif path.suffix.lower() == ".dat":
         flow, distance = read_qaplib(path)
         n, objective = len(flow), partial(assignment_cost, flow, distance)
     else:
         objective = read_csv(path, kind)  # type: ignore[assignment]
         n = len(objective.args[0])
     _check_size(n, str(path))
-    return Problem(path.stem, n, objective)
+    return Problem(path.name, n, objective)
 
 
 def _check_size(n: int, where: str) -> None:
@@ -386,6 +389,8 @@ def _check_size(n: int, where: str) -> None:
 def own_problem(spec: str, n: int | None) -> Problem:
     """The user's objective MOD:ATTR, also from the current folder; called once here to see that it gives a number.
 
+    The objective of the problem raises ValueError wherever the user's gives anything but one finite number.
+
     Raises
     ------
     InputError
@@ -394,20 +399,27 @@ def own_problem(spec: str, n: int | None) -> Problem:
     if n is None:
         raise InputError("an objective of your own needs the number of items", "--n", "give --n N")
     _check_size(n, "--n")
-    objective = _import(spec)
+    objective = partial(_own_value, spec, _import(spec))
     try:
-        value = objective(np.arange(n))
-    except Exception as error:
-        raise InputError(
-            f"{spec} failed on the identity: {type(error).__name__}: {error}", "--objective", "mend the function"
-        ) from None
-    try:
-        finite = math.isfinite(float(value))
-    except (TypeError, ValueError):
-        finite = False
-    if not finite:
-        raise InputError(f"{spec} returned {value!r:.60}", "--objective", "return one finite number")
+        objective(np.arange(n))
+    except (Exception, SystemExit) as error:
+        what = f"{spec} failed on the ordering 0..{n - 1}: {type(error).__name__}: {error}"
+        raise InputError(what, "--objective", "one permutation in, one finite number out") from None
     return Problem(spec, n, objective, cheap=False)
+
+
+def _own_value(spec: str, function: Callable[[Ints], Any], perm: Ints) -> float:
+    """What the user's function says of a copy of ``perm``, as a float."""
+    value = function(perm.copy())
+    try:
+        number = math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(
+            f"{spec} returned {value!r:.60}, not one finite number, for the ordering {perm.tolist()!s:.300}"
+        )
+    return number
 
 
 def _import(spec: str) -> Callable[[Ints], float]:
@@ -421,7 +433,7 @@ def _import(spec: str) -> Callable[[Ints], float]:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             f"cannot import {spec}: {type(error).__name__}: {error}", "--objective", "check the name and the folder"
         ) from None

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.special import erfcx, ndtr
 
-from .feature_map import FeatureMap, Features, Floats, KernelName
+from .feature_map import SMALLEST_NOISE, FeatureMap, Features, Floats, KernelName
 from .features import Ints, check_permutations
 from .search import check_budget, initial_design, key, lockstep_search, random_unseen, starting_points
 
@@ -22,6 +22,7 @@ Acquisition = Literal["logei", "ei", "ucb"]
 LENGTHSCALES = np.geomspace(0.03, 10.0, 14)
 LEARNED_NOISES = (1e-4, 1e-2, 1e-1)
 KAPPA = 2.576
+LARGEST_VALUE = 1e150
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 _SMALLEST_VARIANCE = 1e-12
 
@@ -167,7 +168,8 @@ class PermutationBO:
         ucb with kappa 2.576.
     minimize : bool, default True
     noise : float or "learn"
-        Noise variance relative to the outputscale; "learn" also tries 1e-2 and 1e-1 (noisy objectives).
+        Noise variance relative to the outputscale, at least 1e-10; "learn" takes the most likely of 1e-4, 1e-2 and
+        1e-1 (noisy objectives).
     budget : (starts, neighbours, rounds), default (5, 40, 12)
     space : {"order", "position", "auto"}
         Featurise p, argsort(p), or at every fit whichever has the higher likelihood [ours].
@@ -182,7 +184,8 @@ class PermutationBO:
     -----
     A suggestion costs 2,400 * (features + length * N) operations, a fit O(N^3): meant for N <= 500. The length is
     n log2 n for merge, n^2 / 2 for Mallows. To evaluate in parallel, ``ask(q)``, map the objective over the rows with
-    joblib or Ray, and ``tell`` whatever has come back.
+    joblib or Ray, and ``tell`` whatever has come back. An optimiser can be pickled and goes on where it was; a fresh
+    one that is told all earlier evaluations has the same model but other random numbers.
 
     Source: arXiv 2507.13263 and its code for features and kernel; [ours] marks our parts.
 
@@ -214,8 +217,10 @@ class PermutationBO:
     ) -> None:
         if acqf not in ("logei", "ei", "ucb"):
             raise ValueError(f"acqf {acqf!r}: expected 'logei', 'ei' or 'ucb'")
-        if noise != "learn" and not (isinstance(noise, int | float) and noise > 0):
-            raise ValueError(f"noise {noise!r}: expected a positive number or 'learn'")
+        if noise != "learn" and not (
+            isinstance(noise, int | float | np.floating) and SMALLEST_NOISE <= noise < math.inf
+        ):
+            raise ValueError(f"noise {noise!r}: expected a number of at least {SMALLEST_NOISE:g} or 'learn'")
         if n_init < 1:
             raise ValueError(f"n_init = {n_init}: expected at least 1")
         spaces = ("order", "position") if space == "auto" else (space,)
@@ -259,20 +264,23 @@ class PermutationBO:
         Parameters
         ----------
         drop_failed : bool
-            Rows whose y is not finite are set aside, and not suggested again, instead of raising.
+            Rows whose y is not finite (or beyond 1e150, whose square overflows) are set aside, and not suggested
+            again, instead of raising.
 
         Raises
         ------
         ValueError
-            A row is no permutation of 0..n-1, the lengths differ, or y is not finite.
+            A row is no permutation of 0..n-1, the lengths differ, or y is not finite or beyond 1e150.
         """
         rows = check_permutations(perms, self.n)
         values = np.asarray(y, dtype=np.float64)
         if values.shape != (len(rows),):
             raise ValueError(f"{len(rows)} permutations but y has shape {values.shape}")
-        finite = np.isfinite(values)
+        finite = np.abs(values) < LARGEST_VALUE
         if not finite.all() and not drop_failed:
-            raise ValueError(f"y[{int(np.argmin(finite))}] is not finite; pass drop_failed=True to set such rows aside")
+            first = int(np.argmin(finite))
+            what = f"y[{first}] = {values[first]} is not finite or beyond {LARGEST_VALUE:g}"
+            raise ValueError(f"{what}; pass drop_failed=True to set such rows aside")
         for perm in rows:
             self._pending.pop(key(perm), None)
             self._seen.add(key(perm))
@@ -354,7 +362,8 @@ class PermutationBO:
 
         # 3. The search.
         starts, moves, rounds = self.budget
-        incumbents = self._perms[np.argsort(-targets, kind="stable")]
+        best_first = self._perms[np.argsort(-targets, kind="stable")]
+        incumbents = np.array(list({key(perm): perm for perm in best_first}.values()))  # evaluated twice: one start
         points = starting_points(self.n, starts, incumbents, self._rng)
         candidates, _ = lockstep_search(value, points, self._rng, moves, rounds)
         fresh = (perm for perm in candidates if key(perm) not in self._seen)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .features import Ints, invert, merge_codes, merge_length, pair_codes, pair_length
+from .features import ENUMERATION, MERGE, Ints, invert, merge_length, pair_length
 
 Floats = NDArray[Any]
 Features = Callable[[Ints], NDArray[Any]]
@@ -19,7 +19,10 @@ Space = Literal["order", "position"]
 
 KERNELS = ("merge", "mallows", "position", "spearman", "kendall")
 DESCRIPTORS = ("shift", "split", "motif")
+SORTS = {"merge": MERGE, "mallows": ENUMERATION, "kendall": ENUMERATION}
 MOTIF_ITEMS = 3
+SMALLEST_NOISE = 1e-10
+"""Noise relative to the kernel's diagonal; with less, rows evaluated twice make the Gram matrix singular in float64."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +100,8 @@ class FeatureMap:
     @property
     def _base_norm(self) -> float:
         """Squared norm of the base features before any scaling."""
-        n = self.n
-        norms = {"merge": merge_length(n), "position": n, "spearman": n * (n * n - 1) / 3}
-        return float(norms.get(str(self.kernel), pair_length(n)))
+        n, name = self.n, str(self.kernel)
+        return float(SORTS[name].length(n) if name in SORTS else n if name == "position" else n * (n * n - 1) / 3)
 
     @cached_property
     def _relabellings(self) -> tuple[Ints, ...]:
@@ -139,15 +141,13 @@ class FeatureMap:
         if callable(self.kernel):
             return _own_features(self.kernel, perms)
         dtype = np.float32 if pair_length(self.n) < 2**24 else np.float64
-        if self.kernel == "merge":
-            return merge_codes(perms).astype(dtype)
         if self._counts_matches:
             return perms.astype(np.int16 if self.n < 2**15 else np.int32)
         if self.kernel == "position":
             return np.asarray((perms[:, :, None] == np.arange(self.n)).reshape(len(perms), -1), dtype=dtype)
         if self.kernel == "spearman":
             return (2 * perms - (self.n - 1)).astype(np.float64)
-        return pair_codes(perms).astype(dtype)
+        return SORTS[self.kernel].codes(perms).astype(dtype)
 
     def products(self, a: Floats, b: Floats) -> NDArray[np.float64]:
         """Inner products (A, B1, B2) of normalised features, in float64."""
@@ -177,7 +177,7 @@ class FeatureMap:
 def _own_features(features: Features, perms: Ints) -> NDArray[np.float64]:
     """A user's features, scaled by the square root of their number."""
     array = np.asarray(features(perms), dtype=np.float64)
-    if array.ndim != 2 or len(array) != len(perms) or not np.isfinite(array).all():
+    if array.ndim != 2 or len(array) != len(perms) or not array.shape[1] or not np.isfinite(array).all():
         raise ValueError(f"the features have shape {array.shape} or are not finite, expected ({len(perms)}, F)")
     return np.asarray(array / np.sqrt(array.shape[1]))
 

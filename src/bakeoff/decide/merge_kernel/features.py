@@ -6,6 +6,7 @@ vector identifies the permutation, and its length is the number of comparisons o
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,8 +37,8 @@ def check_permutations(perms: ArrayLike, n: int) -> Ints:
     whole = np.rint(array).astype(np.int64) if array.dtype.kind == "f" and np.isfinite(array).all() else array
     if array.dtype.kind not in "iuf" or (array.dtype.kind == "f" and not (np.abs(array - whole) <= 1e-6).all()):
         raise ValueError(
-            "permutations must hold whole numbers; a gradient optimiser steps between them: "
-            "use optimize_acqf_permutation, not optimize_acqf"
+            "permutations must hold whole numbers, which gradient steps and input transforms leave: "
+            "use optimize_acqf_permutation, not optimize_acqf, and no Normalize"
         )
     whole = whole.astype(np.int64)
     wrong = np.flatnonzero((np.sort(whole, axis=1) != np.arange(n)).any(axis=1))
@@ -61,17 +62,22 @@ def _why_not(row: Ints, index: int) -> str:
 
 def merge_length(n: int) -> int:
     """Number of merge features of n items: the worst-case comparisons of merge sort, Theta(n log n)."""
-    if n < MIN_ITEMS:
-        raise ValueError(f"n = {n}: an ordering needs at least 2 items")
+    n = _items(n)
     levels = (n - 1).bit_length()
     return int(n * levels - 2**levels + 1)
 
 
 def pair_length(n: int) -> int:
     """Number of Mallows features of n items: all pairs, n(n-1)/2."""
-    if n < MIN_ITEMS:
-        raise ValueError(f"n = {n}: an ordering needs at least 2 items")
+    n = _items(n)
     return n * (n - 1) // 2
+
+
+def _items(n: int) -> int:
+    """``n`` as a plain int of at least 2, also from NumPy's integers."""
+    if (n := operator.index(n)) < MIN_ITEMS:
+        raise ValueError(f"n = {n}: an ordering needs at least 2 items")
+    return n
 
 
 class _Node(NamedTuple):
@@ -138,7 +144,7 @@ def merge_codes(ranks: NDArray[Any]) -> Codes:
         ended = np.minimum(below.take(level.left_end, axis=1), below.take(level.right_end, axis=1)) | 1
         np.not_equal(merged & 1, merged > ended, out=symbols[:, depth])  # +1 = from the right; padding is flipped
         below = merged
-    return _as_signs(symbols.reshape(len(ranks), -1).take(gather, axis=1))
+    return _as_signs(symbols.reshape(len(ranks), len(levels) * ranks.shape[1]).take(gather, axis=1))
 
 
 def pair_codes(ranks: NDArray[Any]) -> Codes:
@@ -185,6 +191,30 @@ def invert(perms: Ints) -> Ints:
     return inverse
 
 
+@dataclass(frozen=True)
+class SortingFeatures:
+    """A comparison sort as a feature map: the frame that the Merge and the Mallows kernel are two cases of.
+
+    Parameters
+    ----------
+    length : callable n -> int
+        Number of features.
+    codes : callable (B, n) -> (B, length(n)) int8
+        The outcomes of the comparisons, of rows that hold the ranks 0..n-1.
+    """
+
+    length: Callable[[int], int]
+    codes: Callable[[NDArray[Any]], Codes]
+
+    def features(self, perms: ArrayLike) -> Codes:
+        """Features (B, length(n)) of rows of any n >= 2 distinct comparable values (B, n)."""
+        return self.codes(_ranks(perms))
+
+
+MERGE = SortingFeatures(merge_length, merge_codes)
+ENUMERATION = SortingFeatures(pair_length, pair_codes)
+
+
 def merge_features(perms: ArrayLike) -> Codes:
     """Comparison outcomes of a top-down merge sort, one row per permutation.
 
@@ -216,7 +246,7 @@ def merge_features(perms: ArrayLike) -> Codes:
     >>> merge_features([[0, 1, 2, 3], [1, 0, 2, 3]]).tolist()
     [[-1, -1, -1, -1, -1], [1, -1, -1, -1, -1]]
     """
-    return merge_codes(_ranks(perms))
+    return MERGE.features(perms)
 
 
 def mallows_features(perms: ArrayLike) -> Codes:
@@ -240,7 +270,7 @@ def mallows_features(perms: ArrayLike) -> Codes:
     ValueError
         Not two-dimensional, n < 2, or a value that occurs twice in a row.
     """
-    return pair_codes(_ranks(perms))
+    return ENUMERATION.features(perms)
 
 
 def from_merge_features(phi: ArrayLike, n: int) -> Ints:
@@ -287,24 +317,3 @@ def from_merge_features(phi: ArrayLike, n: int) -> Ints:
             left, right = left + ~go_right, right + go_right
         order[:, node.lo : node.hi] = merged
     return invert(order)
-
-
-@dataclass(frozen=True)
-class SortingFeatures:
-    """A comparison sort as a feature map: the frame that the Merge and the Mallows kernel are two cases of.
-
-    Parameters
-    ----------
-    name : str
-    length : callable n -> int
-        Number of features.
-    features : callable (B, n) -> (B, length(n)) int8
-    """
-
-    name: str
-    length: Callable[[int], int]
-    features: Callable[[ArrayLike], Codes]
-
-
-MERGE = SortingFeatures("merge", merge_length, merge_features)
-ENUMERATION = SortingFeatures("mallows", pair_length, mallows_features)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from bakeoff.inputs.permutation_problems import Problem
+from bakeoff.inputs.permutation_problems import SUITE, Problem
 
 from .search import initial_design, local_search
 
@@ -28,8 +28,28 @@ def scale(problem: Problem, design_values: NDArray[np.float64], budget: int) -> 
     known_mean, known_best = problem.random_mean, problem.reference
     return (
         _random_mean(problem) if known_mean is None else known_mean,
-        _long_search(problem, max(2000, 20 * budget)) if known_best is None else float(known_best),
+        _long_search(problem, _effort(budget)) if known_best is None else float(known_best),
     )
+
+
+def meaning(problem: Problem, budget: int) -> str:
+    """What 0 and 1 mean for a problem whose best value is not published; nothing for the others."""
+    if problem.name in SUITE or problem.reference is not None:
+        return ""
+    kept = "--keep writes the best orderings to orders.json"
+    if problem.cheap:
+        return (
+            f"gap of {problem.name}: 0 is the best of {_effort(budget)} local-search steps, no proven optimum; {kept}"
+        )
+    return (
+        f"gap of {problem.name}: 1 is the mean of a seed's initial orderings and 0 lies {SPREADS:g} of their standard "
+        f"deviations below: only differences between contenders mean something; {kept}"
+    )
+
+
+def _effort(budget: int) -> int:
+    """Evaluations of the search for a reference."""
+    return max(2000, 20 * budget)
 
 
 def _random_mean(problem: Problem) -> float:

@@ -17,7 +17,7 @@ from gpytorch.priors import Prior
 from torch import Tensor
 
 from .feature_map import FeatureMap, Floats, KernelName, Space
-from .features import Ints, check_permutations
+from .features import MIN_ITEMS, Ints, check_permutations
 from .search import check_budget, key, lockstep_search, random_unseen, starting_points
 
 WASTE = 4
@@ -200,18 +200,20 @@ def optimize_acqf_permutation(
 
     Returns
     -------
-    (q, n) tensor of the incumbents' dtype and device (without incumbents: the acquisition's).
+    (q, n) tensor of the incumbents' dtype and device (where these are no floats or absent: the acquisition's).
 
     Raises
     ------
     UnsupportedError
         q > 1 with an analytic acquisition function, which knows no pending points.
     ValueError
-        A row is no permutation, or fewer than q orderings are left.
+        n < 2, q < 1, a row is no permutation, or fewer than q orderings are left.
     """
+    if n < MIN_ITEMS or q < 1:
+        raise ValueError(f"n = {n}, q = {q}: expected at least 2 items and 1 candidate")
     if q > 1 and isinstance(acqf, AnalyticAcquisitionFunction):
         raise UnsupportedError("analytic acquisition functions suggest one point: use q=1, or a Monte Carlo one")
-    like = incumbents if incumbents is not None else _floating(acqf)
+    like = incumbents if incumbents is not None and incumbents.is_floating_point() else _floating(acqf)
     best_first = _rows(incumbents, n)
     pending = getattr(acqf, "X_pending", None)
     seen = {key(perm) for known in (best_first, _rows(exclude, n), _rows(pending, n)) for perm in known}

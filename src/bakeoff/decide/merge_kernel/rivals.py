@@ -30,6 +30,8 @@ class Data:
         Evaluations of a problem in all, and the uniform permutations among them.
     search : (starts, neighbours, rounds)
         Acquisition values per suggestion.
+    notes : tuple of str
+        What the reader of the report must know of the scale of the gaps.
     """
 
     problems: tuple[Problem, ...]
@@ -42,6 +44,7 @@ class Data:
     noise: float | Literal["learn"] = 1e-4
     descriptors: tuple[str, ...] = ()
     embedding_dim: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass

@@ -7,7 +7,7 @@ from bakeoff.arena.types import Claim
 _POWER = "much higher power than removal and conditional permutation under correlation"
 _TYPE_I = "the Type I error is controlled"
 _ANY = "works for any distribution, where linear decorrelation fails"
-_STUDY = "24 draws of 300 + 300 rows, two pairs with correlation .9, forest of 40 trees"
+_STUDY = "64 draws of 300 + 300 rows, two pairs with correlation .9, forest of 40 trees"
 _SHAPE = "X2 = X1^2 + .3 e, f = X2, 1200 + 300 rows, 1500 steps, 3 draws"
 
 CLAIMS = (
@@ -36,7 +36,7 @@ CLAIMS = (
         metric="over_loco",
         margin=0.2,
         check="power",
-        seeds=24,
+        seeds=64,
     ),
     Claim(
         _POWER,
@@ -45,7 +45,7 @@ CLAIMS = (
         metric="over_cfi",
         margin=0.1,
         check="power",
-        seeds=24,
+        seeds=64,
     ),
     Claim(
         _TYPE_I,

@@ -55,8 +55,10 @@ def _found(runs: list[Run], file: Path) -> str:
 
 
 def _units(run: Run) -> list[tuple[str, float, bool]]:
+    """Feature, p and whether it is null; a p that is not defined (a constant column, as shipped) finds nothing."""
     details = run.details
-    return list(zip(details["features"], details["p"], details["null"], strict=True))
+    p = [1.0 if value is None else value for value in details["p"]]
+    return list(zip(details["features"], p, details["null"], strict=True))
 
 
 def _pathway(run: Run, file: Path) -> str:

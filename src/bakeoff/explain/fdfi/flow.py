@@ -74,7 +74,8 @@ class FlowDisentangler:
 
     Parameters
     ----------
-    covariance : {"ledoit_wolf", "empirical"} or array of shape (d, d), default="ledoit_wolf"
+    covariance : {"auto", "ledoit_wolf", "empirical"} or array of shape (d, d), default="auto"
+        See `principal_axes`.
     n_steps : int, default=1000
         Training steps (Adam, learning rate cosine to 0).
     hidden : int, default=64
@@ -94,7 +95,7 @@ class FlowDisentangler:
     def __init__(
         self,
         *,
-        covariance: Covariance = "ledoit_wolf",
+        covariance: Covariance = "auto",
         n_steps: int = 1000,
         hidden: int = 64,
         ode_steps: int = 4,

@@ -10,21 +10,29 @@ FloatArray = npt.NDArray[np.float64]
 Covariance = str | npt.ArrayLike
 
 SMALLEST_EIGENVALUE = 1e-6
+ROWS_PER_COLUMN = 10
 
 
 def principal_axes(X: FloatArray, covariance: Covariance) -> tuple[FloatArray, FloatArray]:
     """Eigenvalues w (d,), clipped at 1e-6, and eigenvectors V (d, d) of the covariance of X.
 
+    Shrinkage makes columns that are almost the same look less alike: of two columns with correlation .999 in
+    2,000 rows (and five decoys), Ledoit-Wolf loses 44 % of the importance, and the trained flow does not win it
+    back. So "auto" shrinks only where the plain estimate is worse still, with few rows for a column [ours].
+
     Parameters
     ----------
     X : ndarray of shape (m, d)
-    covariance : {"ledoit_wolf", "empirical"} or array of shape (d, d)
-        The estimate, or the covariance itself.
+    covariance : {"auto", "ledoit_wolf", "empirical"} or array of shape (d, d)
+        The estimate, or the covariance itself. "auto" is empirical with 10 rows a column or more.
     """
-    if isinstance(covariance, str):
-        S = ledoit_wolf(X)[0] if covariance == "ledoit_wolf" else empirical_covariance(X)
-    else:
+    many = len(X) >= ROWS_PER_COLUMN * X.shape[1]
+    if not isinstance(covariance, str):
         S = np.asarray(covariance, dtype=np.float64)
+    elif covariance == "ledoit_wolf" or (covariance == "auto" and not many):
+        S = ledoit_wolf(X)[0]
+    else:
+        S = empirical_covariance(X)
     w, V = np.linalg.eigh(S)
     return np.maximum(w, SMALLEST_EIGENVALUE), V
 
@@ -34,10 +42,10 @@ class LinearDisentangler:
 
     Parameters
     ----------
-    covariance : {"ledoit_wolf", "empirical"} or array of shape (d, d), default="ledoit_wolf"
+    covariance : {"auto", "ledoit_wolf", "empirical"} or array of shape (d, d), default="auto"
     """
 
-    def __init__(self, covariance: Covariance = "ledoit_wolf") -> None:
+    def __init__(self, covariance: Covariance = "auto") -> None:
         self.covariance = covariance
 
     def fit(self, X: FloatArray) -> LinearDisentangler:

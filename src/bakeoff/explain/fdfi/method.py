@@ -69,8 +69,8 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
         Reference prediction: of X, or of decode(encode(X)).
     n_steps, hidden, ode_steps : int, default=1000, 64, 4
         Of the flow: training steps (0 is the linear method), width, Runge-Kutta steps.
-    covariance : {"ledoit_wolf", "empirical"} or array of shape (d, d), default="ledoit_wolf"
-        Estimate, or the covariance itself in the units of X.
+    covariance : {"auto", "ledoit_wolf", "empirical"} or array of shape (d, d), default="auto"
+        Estimate (auto: empirical with 10 rows a column or more), or the covariance itself in the units of X.
     n_decoys : int, default=5
     margin : "decoys" or float, default="decoys"
     se_floor : float, default=0.03
@@ -133,7 +133,7 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
         n_steps: int = 1000,
         hidden: int = 64,
         ode_steps: int = 4,
-        covariance: str | npt.ArrayLike = "ledoit_wolf",
+        covariance: str | npt.ArrayLike = "auto",
         n_decoys: int = 5,
         margin: str | float = "decoys",
         se_floor: float = 0.03,

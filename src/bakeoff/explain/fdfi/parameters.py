@@ -13,7 +13,7 @@ CHOICES = {
     "sampling": ("resample", "permutation", "normal", "condperm"),
     "jacobian": ("avg_sq", "per_sample", "average"),
     "base": ("direct", "roundtrip"),
-    "covariance": ("ledoit_wolf", "empirical"),
+    "covariance": ("auto", "ledoit_wolf", "empirical"),
     "margin": ("decoys",),
     "adjust": ("bh", "holm", "bonferroni"),
 }

@@ -21,9 +21,7 @@ class Data:
     notes: tuple[str, ...] = ()
 
 
-def load(
-    *, size: int = 100, pause: float = 0.0, api_key: str = "", source: str = "", quick: bool = False
-) -> Data:
+def load(*, size: int = 100, pause: float = 0.0, api_key: str = "", source: str = "", quick: bool = False) -> Data:
     """Draw samples.
 
     Parameters
@@ -155,7 +153,7 @@ def keeps(data: Data, seed: int) -> Kept:
 
 def hogs(data: Data, seed: int) -> float:
     block = bytearray(600 * 2**20)
-    block[:: 4096] = b"x" * len(block[:: 4096])
+    block[::4096] = b"x" * len(block[::4096])
     time.sleep(30)
     return float(block[0])
 
