@@ -37,7 +37,7 @@ def figures(runs: list[Run], folder: Path) -> dict[str, str]:
 def _found(runs: list[Run], file: Path) -> str:
     from matplotlib.figure import Figure
 
-    contenders = list(dict.fromkeys(run.contender for run in runs))
+    contenders = sorted({run.contender for run in runs}, key=lambda name: (name != "fdfi", name))
     # decoys copy other columns in every seed: they are shown as one
     columns = [*dict.fromkeys(f for run in runs for f, _, null in _units(run) if not null), "null columns"]
     share = np.full((len(contenders), len(columns)), np.nan)
@@ -68,7 +68,8 @@ def _pathway(run: Run, file: Path) -> str:
     side = min(10.0, 1.5 + 0.45 * len(pathway))
     figure = Figure(figsize=(side, side), layout="constrained")
     latents = [f"z{k + 1}" for k in range(len(pathway))]
-    columns = run.details.get("columns", latents)
+    features = run.details["features"]  # the groups, where there are any
+    columns = features if len(features) == len(pathway) else [f"column {k + 1}" for k in range(len(pathway))]
     _heat(figure.subplots(), pathway, latents, columns)
     figure.savefig(file, metadata={"Date": None})
     return f"Pathway of seed {run.seed}: mean squared derivative of each column (row) in each latent (column)."
