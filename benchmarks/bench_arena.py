@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from bakeoff.arena import contest, runner
+from bakeoff.arena.types import Settings
 from bakeoff.catalog import read_card
 
 RUNS = 200
@@ -37,9 +38,9 @@ def run_ms() -> float:
     sys.path.insert(0, str(plugin))
     card = read_card(plugin / "toy_methods" / "toy" / "card.toml", "toy_methods.toy")
     with tempfile.TemporaryDirectory() as folder:
-        settings = contest.Settings(seeds=2, jobs=1, out=Path(folder) / "warm")
+        settings = Settings(seeds=2, jobs=1, out=Path(folder) / "warm")
         contest.hold(card, {}, settings, command="")
-        settings = contest.Settings(seeds=RUNS // 4, jobs=1, out=Path(folder) / "timed")
+        settings = Settings(seeds=RUNS // 4, jobs=1, out=Path(folder) / "timed")
         start = time.perf_counter()
         contest.hold(card, {}, settings, command="")
         return (time.perf_counter() - start) / RUNS * 1000

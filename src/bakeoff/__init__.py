@@ -22,7 +22,7 @@ def compare(method: str, *, extra: Sequence[Contender] = (), **options: Any) -> 
     extra : sequence of Contender
         Contenders of your own.
     **options
-        The settings of `bakeoff.arena.contest.Settings` (seeds, jobs, out ...) and the method's own options, by the
+        The settings of `bakeoff.arena.types.Settings` (seeds, jobs, out ...) and the method's own options, by the
         names that ``bakeoff run METHOD --help`` shows.
 
     Returns
@@ -37,21 +37,21 @@ def compare(method: str, *, extra: Sequence[Contender] = (), **options: Any) -> 
     KeyboardInterrupt
         Interrupted; the same call again continues.
     """
-    from dataclasses import fields
+    import inspect
     from pathlib import Path
 
     from bakeoff import catalog
     from bakeoff.arena import contest
+    from bakeoff.arena.types import Settings
 
-    names = {field.name for field in fields(contest.Settings)}
-    chosen = {name: value for name, value in options.items() if name in names}
-    if "out" in chosen:
-        chosen["out"] = Path(chosen["out"])
-    own = {name: value for name, value in options.items() if name not in names}
+    shared = inspect.signature(Settings).parameters
+    chosen: dict[str, Any] = {
+        name: Path(value) if name == "out" else value for name, value in options.items() if name in shared
+    }
+    own = {name: value for name, value in options.items() if name not in shared}
     text = ", ".join([repr(method), *(f"{name}={value!r}" for name, value in options.items())])
-    outcome = contest.hold(
-        catalog.find(method), own, contest.Settings(**chosen), command=f"bakeoff.compare({text})", guests=extra
-    )
+    settings, command = Settings(**chosen), f"bakeoff.compare({text})"
+    outcome = contest.hold(catalog.find(method), own, settings, command=command, guests=extra)
     if outcome.interrupted:
         raise KeyboardInterrupt(f"{method}: interrupted; the same call continues from {outcome.folder}")
     return outcome.report

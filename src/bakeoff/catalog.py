@@ -32,13 +32,7 @@ def cards() -> dict[str, Card]:
 
 
 def read_card(path: Path, package: str) -> Card:
-    """One card.
-
-    Raises
-    ------
-    InputError
-        It is not valid TOML, or a field is missing, unknown or of the wrong type.
-    """
+    """One card; InputError where it is not valid TOML or a field is missing or unknown."""
     try:
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
         fields: dict[str, Any] = {k: tuple(v) if k in _LISTS else v for k, v in data.items()}
@@ -48,13 +42,7 @@ def read_card(path: Path, package: str) -> Card:
 
 
 def find(slug: str) -> Card:
-    """The method of that name.
-
-    Raises
-    ------
-    InputError
-        There is none; near names are listed.
-    """
+    """The method of that name; InputError with near names where there is none."""
     known = cards()
     if slug in known:
         return known[slug]

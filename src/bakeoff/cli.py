@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import shlex
 import sys
+from importlib import import_module
 from itertools import groupby
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Group, Parameter
 
 from bakeoff import __version__, catalog
-from bakeoff.arena.types import Card, InputError, MissingExtraError
+from bakeoff.arena.types import InputError, MissingExtraError, Settings
 
+_ABOUT = "Recent methods next to the rivals you would otherwise pick, on your own input."
 app = App(
-    name="bakeoff",
-    help="Recent methods next to the rivals you would otherwise pick, on your own input.",
-    version=__version__,
-    help_format="plaintext",
+    "bakeoff", help=_ABOUT, version=__version__, help_format="plaintext", default_parameter=Parameter(negative="")
 )
 
 _INPUT, _HOW = Group("Input and method", sort_key=1), Group("How to run", sort_key=2)
@@ -45,34 +44,26 @@ def show(slug: str) -> int:
     slug : str
         Name of the method, as `bakeoff list` shows it.
     """
-    from importlib import import_module
+    from bakeoff.arena.plan import extra_of
 
     card = catalog.find(slug)
+    with extra_of(card):
+        bout = import_module(f"{card.package}.bout")
+        contenders = bout.contenders(bout.load(quick=True))
     print(f"{card.slug}: {card.title}\n{card.paper}; room {card.room}\n\n{card.job}\n")
     print(f"Scale: {card.scale}\nDefault bout: {card.seeds} seeds, about {card.seconds} s on 2 cores")
-    for limit in card.limits:
-        print(f"Limit: {limit}")
-    bout = _needing_extra(card, lambda: import_module(f"{card.package}.bout"))
-    print("\nMetrics")
+    print(*(f"Limit: {limit}" for limit in card.limits), "\nMetrics", sep="\n")
     for m in bout.METRICS:
-        print(f"  {m.name} ({m.better} is better{', primary, margin ' + format(m.margin, 'g') if m.primary else ''})")
+        print(f"  {m.name} ({m.better} is better{f', primary, margin {m.margin:g}' if m.primary else ''})")
     print("Claims of the paper, as they are tested here")
     for claim in bout.CLAIMS:
         print(f"  {claim.text} [{claim.paper_figure}]\n    {claim.expect}")
     print("Contenders")
-    for c in _needing_extra(card, lambda: bout.contenders(bout.load(quick=True))):
+    for c in contenders:
         print(f"  {c.name:22} {c.role:6} {c.why}{' (optional)' if c.optional else ''}")
     print(f"\nOptions: bakeoff run {slug} --help")
     print(f"Use it:  from {card.package.rpartition('.')[0]} import {', '.join(card.exports)}")
     return 0
-
-
-def _needing_extra(card: Card, get: Any) -> Any:
-    try:
-        return get()
-    except ModuleNotFoundError as error:
-        how = f"pip install 'bakeoff[{card.extra}]'"
-        raise MissingExtraError(f"needs the package {error.name!r}", card.slug, how) from error
 
 
 @app.command(name="run")
@@ -85,22 +76,20 @@ def run_usage() -> int:
 
 def _run(slug: str, tokens: list[str]) -> int:
     """Build the command of one method from the signature of its `load` and from the shared settings, and call it."""
-    from dataclasses import fields
-    from importlib import import_module
-
-    from bakeoff.arena import contest
+    from bakeoff.arena import contest, plan
 
     card = catalog.find(slug)
-    load = _needing_extra(card, lambda: import_module(f"{card.package}.bout")).load
-    shared = {f.name for f in fields(contest.Settings)}
+    with plan.extra_of(card):
+        load = import_module(f"{card.package}.bout").load
+    shared = set(inspect.signature(Settings).parameters)
 
     def command(**values: Any) -> int:
         as_json, _ = values.pop("json", False), values.pop("verbose", False)
-        settings = contest.Settings(**{name: values.pop(name) for name in shared & values.keys()})
+        settings = Settings(**{name: values.pop(name) for name in shared & values.keys()})
         line = shlex.join(["bakeoff", "run", slug, *tokens])
         return _finish(contest.hold(card, values, settings, command=line), line, as_json)
 
-    options = [*_documented(load, _INPUT), *_documented(contest.Settings, _HOW), *_switches()]
+    options = [*_documented(load, _INPUT), *_documented(Settings, _HOW), *_switches()]
     command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     title = f"{card.job}\n\n{card.title} ({card.paper})."
     runner = App(name=f"bakeoff run {slug}", help=title, help_format="plaintext", version_flags=[])
@@ -135,18 +124,16 @@ def _split(kind: Any, tokens: Any) -> list[str]:
 def _finish(outcome: Any, line: str, as_json: bool) -> int:
     """Print what came out and choose the exit code."""
     report = outcome.report
-    print(json.dumps(report.to_json(), indent=1, allow_nan=False) if as_json else report.table())
+    print(dumps(report.to_json(), indent=1, allow_nan=False) if as_json else report.table())
     if outcome.interrupted:
         print(f"\nInterrupted; what is finished is kept. Go on with:\n  {line}", file=sys.stderr)
         return 130
     print(f"Report: {outcome.html}", file=sys.stderr if as_json else sys.stdout)
-    return 3 if outcome.failed else 0
+    return 3 if any(run.status != "ok" for run in report.runs) else 0
 
 
 @app.command
-def report(
-    *folders: Path, out: Path | None = None, json_: Annotated[bool, Parameter(name="--json", negative="")] = False
-) -> int:
+def report(*folders: Path, out: Path | None = None, json: bool = False) -> int:
     """Write the report of stored results anew, merging the shards of one bake-off; runs nothing.
 
     Parameters
@@ -155,14 +142,14 @@ def report(
         Results folders.
     out : Path
         Where to write, the first folder by default.
-    json_ : bool
+    json : bool
         Print the report as JSON.
     """
     from bakeoff.arena.contest import rebuild
 
     if not folders:
         raise InputError("no results folder given", "report", "bakeoff report DIR [DIR ...]")
-    return _finish(rebuild(folders, out, catalog.cards()), "", json_)
+    return _finish(rebuild(folders, out, catalog.cards()), "", json)
 
 
 @app.command
@@ -214,8 +201,7 @@ def main() -> None:
     except (InputError, CycloptsError) as error:
         if "--verbose" in tokens:
             raise
-        message = " ".join(str(error).split())
-        print(f"bakeoff: {message}", file=sys.stderr)
+        print("bakeoff:", " ".join(str(error).split()), file=sys.stderr)
         code = 4 if isinstance(error, MissingExtraError) else 2
     except KeyboardInterrupt:
         code = 130

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bakeoff.arena import plan, store
-from bakeoff.arena.types import InputError
+from bakeoff.arena.types import InputError, Settings
 
 
 def results(folder) -> dict[tuple[str, int], dict]:
@@ -57,7 +57,7 @@ def test_three_shards_make_the_whole(cli, tmp_path):
 
 @pytest.fixture
 def planned(toy) -> plan.Plan:
-    return plan.make(toy, {}, command="", seeds=6, claims=True)
+    return plan.make(toy, {}, Settings(seeds=6, claims=True), command="")
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -83,26 +83,26 @@ def test_wrong_shard(planned, text):
 
 
 def test_keys_are_distinct_and_stable(toy, planned):
-    again = plan.make(toy, {}, command="other", seeds=6, claims=True, jobs=7)
+    again = plan.make(toy, {}, Settings(seeds=6, claims=True, jobs=7), command="other")
     assert [t.run.key for t in again.tasks] == [t.run.key for t in planned.tasks]
     assert len({t.run.key for t in planned.tasks}) == len(planned.tasks) == 6 * 4 + 8
-    other = plan.make(toy, {"size": 50}, command="", seeds=6, claims=True)
+    other = plan.make(toy, {"size": 50}, Settings(seeds=6, claims=True), command="")
     same = {t.run.key for t in planned.tasks} & {t.run.key for t in other.tasks}
     assert same == {t.run.key for t in planned.tasks if t.run.contender.startswith("claim:")}
 
 
 def test_defaults_spelled_out_are_the_same_input(toy, planned):
-    spelled = plan.make(toy, {"size": 100, "pause": 0.0}, command="", seeds=1)
+    spelled = plan.make(toy, {"size": 100, "pause": 0.0}, Settings(seeds=1), command="")
     assert spelled.bout.input_hash == planned.bout.input_hash
 
 
 def test_paper_contender_is_always_there(toy):
-    made = plan.make(toy, {}, command="", seeds=1, names=["mean"])
+    made = plan.make(toy, {}, Settings(seeds=1, contenders=["mean"]), command="")
     assert [c.name for c in made.bout.contenders] == ["trimmed", "mean"]
 
 
 def test_merge_refuses_what_does_not_belong_together(toy, planned):
-    small = plan.make(toy, {"size": 50}, command="", seeds=1)
+    small = plan.make(toy, {"size": 50}, Settings(seeds=1), command="")
     with pytest.raises(InputError, match="different bouts or inputs"):
         plan.merge([planned.bout, small.bout])
     changed = json.loads(json.dumps(planned.bout.to_json()))

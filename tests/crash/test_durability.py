@@ -348,7 +348,7 @@ MANY = """if True:
         memory = next(int(x.split()[1]) for x in open("/proc/self/status") if x.startswith("VmRSS"))
         return memory / 1024, len(os.listdir("/proc/self/fd"))
 
-    planned = plan.make(catalog.find("toy"), {}, command="", seeds=SEEDS)
+    planned = plan.make(catalog.find("toy"), {}, Settings(seeds=SEEDS), command="")
     store.open_folder(Path("out"))
     journal = store.Journal(Path("out"))
     states = []

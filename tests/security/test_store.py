@@ -13,7 +13,7 @@ import pytest
 
 from bakeoff import catalog
 from bakeoff.arena import contest, plan, store
-from bakeoff.arena.types import Bout, InputError, Run
+from bakeoff.arena.types import Bout, InputError, Run, Settings
 from bakeoff.cli import main
 
 XSS = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
@@ -67,7 +67,7 @@ def folder(tmp_path, toy) -> Path:
     """Sound results of two contenders and two seeds, without a process for each."""
     out = tmp_path / "out"
     store.open_folder(out)
-    planned = plan.make(toy, {}, command="bakeoff run toy", seeds=2, names=["mean"])
+    planned = plan.make(toy, {}, Settings(seeds=2, contenders=["mean"]), command="bakeoff run toy")
     store.write_bout(out, planned.bout)
     journal = store.Journal(out)
     for task in planned.tasks:

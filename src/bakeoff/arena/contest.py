@@ -17,68 +17,7 @@ from bakeoff.arena import engines, plan, store
 from bakeoff.arena.progress import Progress
 from bakeoff.arena.report import Report
 from bakeoff.arena.runner import Limits
-from bakeoff.arena.types import Bout, Card, Contender, InputError, Run
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How a bake-off is run; what it runs on are the method's own options.
-
-    Parameters
-    ----------
-    seeds : int
-        Repetitions of every contender; the card's number (mostly 8) by default. Intervals need 5.
-    contenders : tuple of str
-        Only these, comma-separated; the paper's is always there. Also the way to add an optional one.
-    jobs : int
-        Runs at a time, each with one thread; by default one per core.
-    engine : {"local", "ray"}
-        Processes of this machine, or tasks of a Ray cluster.
-    address : str
-        Of the Ray cluster; without it Ray is started on this machine.
-    timeout : float
-        Seconds that one run may take.
-    memory : float
-        GB that one run may use; by default four fifths of the machine's memory, shared by the jobs.
-    shard : str
-        Run only part i/n of the runs (1/4 ... 4/4), for any scheduler; `bakeoff report` puts the parts together.
-    out : Path
-        Results folder, bakeoff-METHOD by default; the same command again continues there.
-    keep : bool
-        Keep what the contenders made, in the results folder.
-    claims : bool
-        Also run the stand-alone experiments that test the paper's claims.
-    retry_failed : bool
-        Run again what failed, timed out or ran out of memory.
-    rival : tuple of str
-        A contender of your own as module:object, a function (data, seed) -> output; may be repeated.
-    """
-
-    seeds: int | None = None
-    contenders: tuple[str, ...] = ()
-    jobs: int | None = None
-    engine: engines.Engine = "local"
-    address: str | None = None
-    timeout: float = 3600.0
-    memory: float | None = None
-    shard: str | None = None
-    out: Path | None = None
-    keep: bool = False
-    claims: bool = False
-    retry_failed: bool = False
-    rival: tuple[str, ...] = ()
-
-    def check(self) -> None:
-        """Raise InputError for a number that makes no sense."""
-        for name in ("jobs", "timeout", "memory"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < 1e9:
-                raise InputError(f"{value:g} is out of range", f"--{name}", "give a number above 0")
+from bakeoff.arena.types import Bout, Card, Contender, InputError, Run, Settings, Task
 
 
 @dataclass(frozen=True)
@@ -90,52 +29,33 @@ class Outcome:
     html: Path | None
     interrupted: bool = False
 
-    @property
-    def failed(self) -> int:
-        """Runs that did not end ok."""
-        return sum(run.status != "ok" for run in self.report.runs)
-
 
 def hold(
     card: Card, options: Mapping[str, Any], settings: Settings, *, command: str, guests: Sequence[Contender] = ()
 ) -> Outcome:
-    """Run the missing runs of a bake-off and report on all of them.
+    """Run the missing runs of a bake-off and report on all of them; InputError where the user can mend something.
 
     Ctrl-C and SIGTERM end it with what is finished: nothing that was finished is ever lost.
-
-    Raises
-    ------
-    InputError
-        The user can mend it.
     """
-    settings.check()
+    for name, value in [("jobs", settings.jobs), ("timeout", settings.timeout), ("memory", settings.memory)]:
+        if value is not None and not 0 < value < 1e9:
+            raise InputError(f"{value:g} is out of range", f"--{name}", "give a number above 0")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     folder = (settings.out or Path(f"bakeoff-{card.slug}")).absolute()
-    jobs = settings.jobs or cores()
-    planned = plan.make(
-        card,
-        options,
-        command=command,
-        seeds=settings.seeds,
-        names=settings.contenders,
-        guests=[*guests, *(plan.guest(text) for text in settings.rival)],
-        claims=settings.claims,
-        keep=folder if settings.keep else None,
-        jobs=jobs,
-    )
+    settings = replace(settings, out=folder, jobs=settings.jobs or cores)
+    planned = plan.make(card, options, settings, command=command, guests=guests)
     tasks = plan.shard(planned.tasks, settings.shard) if settings.shard else planned.tasks
     store.open_folder(folder)
     with store.locked(folder, f"lock-{settings.shard.replace('/', '-of-')}" if settings.shard else "lock"):
         bout = store.write_bout(folder, planned.bout)
-        runs, interrupted, problems = _run(folder, card, tasks, settings, jobs)
+        runs, interrupted, problems = _run(folder, card, tasks, settings)
         bout = replace(bout, notes=(*bout.notes, *problems))
         if interrupted:
             return Outcome(Report.build(bout, runs), folder, None, interrupted=True)
         return publish(folder, bout, plan.select(bout, runs), card)
 
 
-def _run(
-    folder: Path, card: Card, tasks: Sequence[Any], settings: Settings, jobs: int
-) -> tuple[list[Run], bool, list[str]]:
+def _run(folder: Path, card: Card, tasks: Sequence[Task], settings: Settings) -> tuple[list[Run], bool, list[str]]:
     """Execute what the journal lacks; returns the records of the tasks, and whether it was interrupted."""
     stored, problems = store.read_runs(folder)
     final = {r.key: r for r in stored if r.status == "ok" or not settings.retry_failed}
@@ -155,7 +75,7 @@ def _run(
                 record,
                 engine=settings.engine,
                 address=settings.address,
-                jobs=jobs,
+                jobs=settings.jobs or 1,
                 limits=Limits(settings.timeout, settings.memory),
                 preload=card.preload,
             )
@@ -176,14 +96,13 @@ def _kept(folder: str, run: Run) -> bool:
 @contextmanager
 def _terminable() -> Iterator[None]:
     """SIGTERM ends a bake-off the same way as Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    main = threading.current_thread() is threading.main_thread()  # only there can signals be handled
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if main:
+            signal.signal(signal.SIGTERM, before)
 
 
 def publish(folder: Path, bout: Bout, runs: list[Run], card: Card | None) -> Outcome:
@@ -196,34 +115,25 @@ def publish(folder: Path, bout: Bout, runs: list[Run], card: Card | None) -> Out
 
 def _figures(folder: Path, runs: list[Run], card: Card | None) -> tuple[dict[str, str], tuple[str, ...]]:
     """The bout's own figures; a report without them beats no report."""
-    if card is None or not any(run.status == "ok" for run in runs):
-        return {}, ()
+    good = [run for run in runs if run.status == "ok"]
     try:
-        draw = getattr(importlib.import_module(f"{card.package}.bout"), "figures", None)
+        draw = getattr(importlib.import_module(f"{card.package}.bout"), "figures", None) if card and good else None
         if draw is None:
             return {}, ()
         (folder / "figures").mkdir(exist_ok=True)
-        return draw([run for run in runs if run.status == "ok"], folder / "figures"), ()
+        return draw(good, folder / "figures"), ()
     except Exception as error:
         print(f"figures left out: {type(error).__name__}: {error}", file=sys.stderr)
         return {}, (f"the bout's own figures could not be drawn: {type(error).__name__}: {error}",)
 
 
 def rebuild(folders: Sequence[Path], out: Path | None, cards: Mapping[str, Card]) -> Outcome:
-    """Put the parts of a bake-off together and write its report anew; runs nothing.
-
-    Raises
-    ------
-    InputError
-        A folder holds no results, or they are of different bouts.
-    """
+    """Put the parts of a bake-off together and write its report anew; runs nothing."""
     bout = plan.merge([store.read_bout(folder) for folder in folders])
-    runs: list[Run] = []
-    problems: list[str] = []
-    for folder in folders:
-        found, bad = store.read_runs(folder)
-        runs, problems = runs + found, problems + bad
-    best = {run.key: run for run in sorted(plan.select(bout, runs), key=lambda r: r.status == "ok")}
+    stored = [store.read_runs(folder) for folder in folders]
+    runs = plan.select(bout, [run for found, _ in stored for run in found])
+    problems = [problem for _, bad in stored for problem in bad]
+    best = {run.key: run for run in sorted(runs, key=lambda run: run.status == "ok")}
     target = (out or folders[0]).absolute()
     if target not in [f.absolute() for f in folders]:
         store.open_folder(target)

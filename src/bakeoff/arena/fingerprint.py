@@ -1,8 +1,9 @@
 """Hashes that make a run a pure function of its key: of the code of one contender, and of the user's input.
 
-The code hash covers what a contender really uses: the source of its function, of the functions, classes and constants
-of the same file that it names, and whole files of the project's own modules that it imports. So an edit of one
-contender reruns that contender only. It is read from the syntax tree: comments and layout do not count.
+The code hash covers what a contender really uses: the source of its function, and of all functions, classes and
+constants that this names, through the imports of bakeoff's own and of the user's modules. So an edit of one contender
+reruns that contender only. It is read from the syntax tree: comments and layout do not count. Installed libraries count
+by the versions of the hosts.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def digest(*parts: Any) -> str:
@@ -45,21 +46,19 @@ def _content(value: Any) -> Any:
             return {"folder": [(str(p.relative_to(path)), _file_hash(p)) for p in files]}
     except OSError:  # a text too long for a file name, or one that may not be read
         pass
-    if isinstance(value, str) and (module := _importable_file(value)):
-        return {"object": value, "code": _file_hash(module)}
+    module, colon, attribute = str(value).partition(":")
+    if colon and attribute.replace(".", "").isidentifier() and (source := _file_of(module)):
+        return {"object": value, "code": _file_hash(Path(source))}
     return str(value)
 
 
-def _importable_file(value: str) -> Path | None:
-    """The source of ``module:attribute``, where the text is one."""
-    module, colon, attribute = value.partition(":")
-    if not colon or not attribute.replace(".", "").isidentifier():
-        return None
+def _file_of(module: str) -> str:
+    """The file of a module, which is not imported for that (but its parent is); empty where there is none."""
     try:
         found = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return None
-    return Path(found.origin) if found and found.origin and Path(found.origin).is_file() else None
+    except (ImportError, ValueError, AttributeError):
+        return ""
+    return found.origin if found and found.origin and Path(found.origin).is_file() else ""
 
 
 def _file_hash(path: Path) -> str:
@@ -71,14 +70,8 @@ def of_code(*functions: Any, hosts: Iterable[str] = ()) -> str:
     """Hash of what some functions do: their code and that of the project's own that they use, and host versions."""
     seen: set[str] = set()
     arguments = [_collect(function, seen) for function in functions]
-    return digest(arguments, sorted(seen), {name: _version(name) for name in hosts})
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "absent"
+    versions = {name: [found.version for found in metadata.distributions(name=name)][:1] for name in hosts}
+    return digest(arguments, sorted(seen), versions)
 
 
 def _collect(function: Any, seen: set[str], outer: tuple[Any, ...] = ()) -> Any:
@@ -101,98 +94,107 @@ def _collect(function: Any, seen: set[str], outer: tuple[Any, ...] = ()) -> Any:
         code = getattr(function, "__code__", None)
         return code.co_code.hex() + repr(code.co_consts) if code else repr(function)
     assert file is not None
-    _source(file, function.__module__).add_lines(first, first + len(lines) - 1, seen)
+    _follow_lines(_source(file, function.__module__), first, first + len(lines) - 1, seen)
     cells = getattr(function, "__closure__", None) or ()
     return [function.__qualname__, [_collect(cell.cell_contents, seen, outer) for cell in cells]]
 
 
-class _Source:
+class _Source(NamedTuple):
     """One file, cut into its top-level statements by the names that they define."""
 
-    def __init__(self, path: str, package: str) -> None:
-        self.package = package
-        self.tree = ast.parse(Path(path).read_bytes())
-        self.defines: dict[str, list[ast.stmt]] = {}
-        for node in self.tree.body:
-            for name in _names_defined(node):
-                self.defines.setdefault(name, []).append(node)
-
-    def add_lines(self, first: int, last: int, seen: set[str]) -> None:
-        """Add what is defined at these lines, and all that it names."""
-        for node in self.tree.body:
-            start = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-            if not start <= first <= (node.end_lineno or start):
-                continue
-            inner = (n for n in ast.walk(node) if isinstance(n, ast.FunctionDef | ast.Lambda | ast.ClassDef))
-            nested = next((n for n in inner if first <= n.lineno <= last), None) if first > start else None
-            self._add(nested or node, seen)
-
-    def _add(self, node: ast.AST, seen: set[str]) -> None:
-        mark = digest(ast.dump(node))
-        if mark in seen:
-            return
-        seen.add(mark)
-        for name in {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}:
-            for statement in self.defines.get(name, ()):
-                self._add(statement, seen)
-        for module in _modules_imported(node, self.package):
-            _add_module(module, seen)
+    package: str
+    body: list[ast.stmt]
+    defines: dict[str, list[ast.stmt]]
 
 
 def _source(path: str, module: str) -> _Source:
-    return _read(path, module.rpartition(".")[0], Path(path).stat().st_mtime_ns)
+    return _parse(path, module, Path(path).stat().st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=256)
-def _read(path: str, package: str, changed: int) -> _Source:
-    return _Source(path, package)
+def _parse(path: str, module: str, changed: int) -> _Source:
+    body = ast.parse(Path(path).read_bytes()).body
+    defines: dict[str, list[ast.stmt]] = {}
+    for node in body:
+        for name in _names_defined(node):
+            defines.setdefault(name, []).append(node)
+    return _Source(module if path.endswith("__init__.py") else module.rpartition(".")[0], body, defines)
 
 
-def _names_defined(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-        yield node.name
-    elif isinstance(node, ast.Import | ast.ImportFrom):
-        yield from ((alias.asname or alias.name).split(".")[0] for alias in node.names)
-    else:
-        yield from (n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+def _names_defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [_bound(alias) for alias in node.names]
+    return [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
 
 
-def _modules_imported(node: ast.AST, package: str) -> Iterator[str]:
+def _bound(alias: ast.alias) -> str:
+    return alias.asname or alias.name.split(".")[0]
+
+
+def _follow_lines(source: _Source, first: int, last: int, seen: set[str]) -> None:
+    """Follow what is defined at these lines: a top-level statement, or a function inside one."""
+    for node in source.body:
+        start = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
+        if start <= first <= (node.end_lineno or start):
+            inner = (n for n in ast.walk(node) if isinstance(n, ast.FunctionDef | ast.Lambda | ast.ClassDef))
+            nested = next((n for n in inner if first <= n.lineno <= last), None) if first > start else None
+            _follow(source, nested or node, seen)
+
+
+def _follow(source: _Source, node: ast.AST, seen: set[str]) -> None:
+    """Add a piece of code and all that it names."""
+    mark = digest(source.package, ast.dump(node))
+    if mark in seen:
+        return
+    seen.add(mark)
     for found in ast.walk(node):
-        if isinstance(found, ast.Import):
-            yield from (alias.name for alias in found.names)
-        elif isinstance(found, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - found.level + 1] if found.level else []
-            module = ".".join([*above, *filter(None, [found.module])])
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in found.names)
+        if isinstance(found, ast.Name):
+            _follow_name(source, found.id, seen)
+        elif isinstance(found, ast.Import | ast.ImportFrom):
+            for alias in found.names:
+                _follow_import(source, found, alias, seen)
 
 
-def _add_module(module: str, seen: set[str]) -> None:
-    """Add a whole file of the project's own, and what it imports; installed libraries count by their version."""
-    if module in seen or module.startswith("bakeoff.arena") or not _is_own(module.split(".")[0]):
+def _follow_name(source: _Source, name: str, seen: set[str]) -> None:
+    for statement in source.defines.get(name, ()):
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            for alias in statement.names:
+                if _bound(alias) == name:
+                    _follow_import(source, statement, alias, seen)
+        else:
+            _follow(source, statement, seen)
+
+
+def _follow_import(source: _Source, statement: ast.Import | ast.ImportFrom, alias: ast.alias, seen: set[str]) -> None:
+    """Follow one imported name into its module; a module that is imported as such counts whole."""
+    module, name = alias.name, ""
+    if isinstance(statement, ast.ImportFrom):
+        above = source.package.split(".")[: source.package.count(".") + 2 - statement.level] if statement.level else []
+        module, name = ".".join([*above, *filter(None, [statement.module])]), alias.name
+        if _own_source(f"{module}.{name}"):
+            module, name = f"{module}.{name}", ""
+    if not (target := _own_source(module)):
         return
-    try:
-        found = importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):
-        return
-    if not found or not found.origin or not found.origin.endswith(".py"):
-        return
-    source = _source(found.origin, f"{module}.__init__" if found.submodule_search_locations else module)
-    seen |= {module, digest(ast.dump(source.tree))}
-    for inner in _modules_imported(source.tree, source.package):
-        _add_module(inner, seen)
+    if name:
+        _follow_name(target, name, seen)
+    else:
+        for part in target.body:
+            _follow(target, part, seen)
+
+
+def _own_source(module: str) -> _Source | None:
+    """The source of a module of bakeoff's own or of the user's; None for the arena and for installed libraries."""
+    if module.startswith("bakeoff.arena") or not _is_own(module.split(".")[0]):
+        return None
+    path = _file_of(module)
+    return _source(path, module) if path.endswith(".py") else None
 
 
 @functools.cache
 def _is_own(package: str) -> bool:
-    """Whether a top-level package is bakeoff or the user's own code, rather than an installed library."""
-    if package == "bakeoff":
-        return True
-    if package in sys.stdlib_module_names:
-        return False
-    try:
-        found = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return False
-    return bool(found and found.origin and not {"site-packages", "dist-packages"} & set(Path(found.origin).parts))
+    if package == "bakeoff" or package in sys.stdlib_module_names:
+        return package == "bakeoff"
+    path = _file_of(package)
+    return bool(path) and not {"site-packages", "dist-packages"} & set(Path(path).parts)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import operator
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 import cloudpickle
 
 from bakeoff.arena import fingerprint
-from bakeoff.arena.types import Bout, Card, Claim, Contender, InputError, MissingExtraError, Run, Task
+from bakeoff.arena.types import Bout, Card, Claim, Contender, InputError, MissingExtraError, Run, Settings, Task
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+-]{0,59}")
 
@@ -30,34 +32,18 @@ class Plan:
 
 
 def make(
-    card: Card,
-    options: Mapping[str, Any],
-    *,
-    command: str,
-    seeds: int | None = None,
-    names: Sequence[str] = (),
-    guests: Sequence[Contender] = (),
-    claims: bool = False,
-    keep: Path | None = None,
-    jobs: int = 1,
+    card: Card, options: Mapping[str, Any], settings: Settings, *, command: str, guests: Sequence[Contender] = ()
 ) -> Plan:
-    """Load the input once, which finds the user's mistakes before any run, and lay out the runs.
-
-    Raises
-    ------
-    InputError
-        A wrong option, contender or input.
-    MissingExtraError
-        A package that the method needs is not installed.
-    """
-    n_seeds = card.seeds if seeds is None else seeds
-    if n_seeds < 1:
-        raise InputError(f"{n_seeds} is too few", "--seeds", "give 1 or more; intervals need 5")
+    """Load the input once, which finds the user's mistakes (InputError) before any run, and lay out the runs."""
+    seeds = card.seeds if settings.seeds is None else settings.seeds
+    if seeds < 1:
+        raise InputError(f"{seeds} is too few", "--seeds", "give 1 or more; intervals need 5")
     module, data = _load(card, options)
+    guests = [*guests, *map(guest, settings.rival)]
     known = [*module.contenders(data), *guests]
-    _check_names(known)
-    chosen, absent = _choose(known, names, card)
-    full = _all_options(module, options)
+    _check_names([c.name for c in known])
+    chosen, absent = _choose(known, settings.contenders, {g.name for g in guests}, card)
+    full = {name: options.get(name, p.default) for name, p in inspect.signature(module.load).parameters.items()}
     bout = Bout(
         method=card.slug,
         title=card.title,
@@ -68,46 +54,48 @@ def make(
         metrics=module.METRICS,
         claims=module.CLAIMS,
         contenders=tuple(chosen),
-        seeds=tuple(range(n_seeds)),
+        seeds=tuple(range(seeds)),
         options={k: str(v) if isinstance(v, Path) else v for k, v in full.items()},
         command=command,
         input_hash=fingerprint.of_input(full),
-        codes=_codes(card, module, chosen, claims),
+        codes=_codes(card, module, chosen, settings.claims),
         overlap=module.overlap(data) if hasattr(module, "overlap") else 0.0,
-        jobs=jobs,
+        jobs=settings.jobs or 1,
         absent=absent,
         notes=tuple(getattr(data, "notes", ())),
     )
-    blobs = {guest.name: cloudpickle.dumps(guest) for guest in guests}
+    blobs = {own.name: cloudpickle.dumps(own) for own in guests}
+    keep = settings.out if settings.keep else None
     tasks = [_task(bout, card, options, c.name, seed, blobs, keep) for seed in bout.seeds for c in chosen]
-    if claims:
+    if settings.claims:
         tasks += [_task(bout, card, options, name, s, {}, None) for name, n in _checks(bout.claims) for s in range(n)]
     return Plan(bout, tuple(tasks))
 
 
-def _load(card: Card, options: Mapping[str, Any]) -> tuple[ModuleType, Any]:
-    how = f"pip install 'bakeoff[{card.extra}]'"
+@contextmanager
+def extra_of(card: Card) -> Iterator[None]:
+    """A package that is not installed is told with the command that installs it."""
     try:
+        yield
+    except ModuleNotFoundError as error:
+        how = f"pip install 'bakeoff[{card.extra}]'"
+        raise MissingExtraError(f"needs the package {error.name!r}", card.slug, how) from error
+
+
+def _load(card: Card, options: Mapping[str, Any]) -> tuple[ModuleType, Any]:
+    with extra_of(card):
         module = importlib.import_module(f"{card.package}.bout")
-        unknown = set(options) - set(inspect.signature(module.load).parameters)
-        if unknown:
-            raise InputError(f"no option {sorted(unknown)[0]!r}", card.slug, f"see `bakeoff run {card.slug} --help`")
+        if unknown := set(options) - set(inspect.signature(module.load).parameters):
+            raise InputError(f"no option {min(unknown)!r}", card.slug, f"see `bakeoff run {card.slug} --help`")
         data = module.load(**options)
         paper = next(c for c in module.contenders(data) if c.role == "paper")
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(f"needs the package {error.name!r}", card.slug, how) from error
-    for need in paper.needs:
-        if find_spec(need) is None:
-            raise MissingExtraError(f"needs the package {need!r}", card.slug, how)
+        for need in paper.needs:
+            if find_spec(need) is None:
+                raise ModuleNotFoundError(name=need)
     return module, data
 
 
-def _all_options(module: ModuleType, options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: options.get(name, p.default) for name, p in inspect.signature(module.load).parameters.items()}
-
-
-def _check_names(known: Sequence[Contender]) -> None:
-    names = [c.name for c in known]
+def _check_names(names: Sequence[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"two contenders are called {name!r}", "--rival", "give yours another name")
@@ -115,55 +103,42 @@ def _check_names(known: Sequence[Contender]) -> None:
             raise InputError(f"{name!r} cannot name a contender", "--rival", "use letters, digits, space and . _ + -")
 
 
-def _choose(known: Sequence[Contender], names: Sequence[str], card: Card) -> tuple[list[Contender], dict[str, str]]:
+def _choose(
+    known: Sequence[Contender], names: Sequence[str], guests: set[str], card: Card
+) -> tuple[list[Contender], dict[str, str]]:
     """The contenders that take part, and why the others do not."""
-    wrong = [name for name in names if name not in {c.name for c in known}]
-    if wrong:
+    if wrong := set(names) - {c.name for c in known}:
         there = ", ".join(c.name for c in known)
-        raise InputError(f"no contender {wrong[0]!r}", "--contenders", f"choose from: {there}")
-    wanted = [c for c in known if (c.name in names if names else not c.optional)]
-    absent = {}
-    for contender in wanted:
-        lacking = [need for need in contender.needs if find_spec(need) is None]
-        if lacking:
-            absent[contender.name] = f"needs {', '.join(lacking)}: pip install 'bakeoff[{card.extra},rivals]'"
-    chosen = [c for c in wanted if c.name not in absent]
-    if not any(c.role == "paper" for c in chosen):  # what all others are compared with
-        chosen.insert(0, next(c for c in known if c.role == "paper"))
-    return chosen, absent
+        raise InputError(f"no contender {min(wrong)!r}", "--contenders", f"choose from: {there}")
+    # The paper's is what all others are compared with; a guest was named by --rival already.
+    always = {c.name for c in known if c.role == "paper"} | guests
+    wanted = [c for c in known if c.name in always or (c.name in names if names else not c.optional)]
+    lacking = {c.name: ", ".join(need for need in c.needs if find_spec(need) is None) for c in wanted}
+    how = f"pip install 'bakeoff[{card.extra},rivals]'"
+    absent = {name: f"needs {needs}: {how}" for name, needs in lacking.items() if needs}
+    return [c for c in wanted if c.name not in absent], absent
 
 
 def _codes(card: Card, module: ModuleType, chosen: Sequence[Contender], claims: bool) -> dict[str, str]:
     """Hash of the code of every contender and check."""
     shared = (module.load, module.score)
-    codes = {c.name: fingerprint.of_code(c.call, *shared, hosts=card.hosts) for c in chosen}
+    used: dict[str, tuple[Any, ...]] = {c.name: (c.call, *shared) for c in chosen}
     if claims:
-        for name, _ in _checks(module.CLAIMS):
-            codes[name] = fingerprint.of_code(getattr(module, name.removeprefix("claim:")), hosts=card.hosts)
-    return codes
+        used |= {f"claim:{c.check}": (getattr(module, c.check),) for c in module.CLAIMS if c.check}
+    return {name: fingerprint.of_code(*functions, hosts=card.hosts) for name, functions in used.items()}
 
 
 def _checks(claims: Sequence[Claim]) -> list[tuple[str, int]]:
     """The stand-alone experiments of the claims, each with its number of seeds."""
-    wanted: dict[str, int] = {}
-    for claim in claims:
-        if claim.check:
-            wanted[f"claim:{claim.check}"] = max(claim.seeds, wanted.get(f"claim:{claim.check}", 0))
-    return list(wanted.items())
+    names = dict.fromkeys(claim.check for claim in claims if claim.check)
+    return [(f"claim:{name}", max(c.seeds for c in claims if c.check == name)) for name in names]
 
 
 def _task(
     bout: Bout, card: Card, options: Mapping[str, Any], name: str, seed: int, blobs: dict[str, bytes], keep: Path | None
 ) -> Task:
-    run = Run(
-        key=key(bout, name, seed),
-        method=bout.method,
-        contender=name,
-        seed=seed,
-        options=bout.options,
-        input_hash=_input_hash(bout, name),
-        code_hash=bout.codes[name],
-    )
+    hashes = _input_hash(bout, name), bout.codes[name]
+    run = Run(key(bout, name, seed), bout.method, name, seed, bout.options, *hashes)
     folder = keep / "artefacts" / name.replace(" ", "_") / f"seed-{seed}" if keep else ""
     return Task(run, f"{card.package}.bout", dict(options), blobs.get(name, b""), str(folder), card.hosts)
 
@@ -178,13 +153,7 @@ def key(bout: Bout, name: str, seed: int) -> str:
 
 
 def shard(tasks: Sequence[Task], part: str) -> tuple[Task, ...]:
-    """The tasks of part ``i/n``, told apart by their keys; all parts together are all tasks.
-
-    Raises
-    ------
-    InputError
-        Not of the form ``i/n`` with 1 <= i <= n.
-    """
+    """The tasks of part ``i/n``, told apart by their keys; all parts together are all tasks."""
     match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", part)
     i, n = (int(g) for g in match.groups()) if match else (0, 0)
     if not 1 <= i <= n:
@@ -200,13 +169,7 @@ def select(bout: Bout, runs: Sequence[Run]) -> list[Run]:
 
 
 def merge(bouts: Sequence[Bout]) -> Bout:
-    """One bout out of the parts that ran elsewhere.
-
-    Raises
-    ------
-    InputError
-        The parts differ in method, input or in the code of a contender.
-    """
+    """One bout out of the parts that ran elsewhere; InputError where method, input or a contender's code differ."""
     first = bouts[0]
     seeds: set[int] = set()
     contenders: dict[str, Contender] = {}
@@ -216,32 +179,20 @@ def merge(bouts: Sequence[Bout]) -> Bout:
             raise InputError("the folders hold different bouts or inputs", "report", "give folders of one bout only")
         for name, code in bout.codes.items():
             if codes.setdefault(name, code) != code:
-                raise InputError(
-                    f"{name!r} ran with different code or library versions",
-                    "report",
-                    "run its parts again with one version",
-                )
+                what = f"{name!r} ran with different code or library versions"
+                raise InputError(what, "report", "run its parts again with one version")
         contenders.update({c.name: c for c in bout.contenders})
         seeds |= set(bout.seeds)
     return replace(first, seeds=tuple(sorted(seeds)), contenders=tuple(contenders.values()), codes=codes)
 
 
 def guest(text: str) -> Contender:
-    """A contender of the user's own from ``module:object``: a Contender, or a function (data, seed) -> output.
-
-    Raises
-    ------
-    InputError
-        It cannot be imported or is neither.
-    """
+    """A contender of the user's own from ``module:object``: a Contender, or a function (data, seed) -> output."""
     module, colon, attribute = text.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
+    if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        found: Any = operator.attrgetter(attribute)(importlib.import_module(module))
     except Exception as error:
         reason = f"{type(error).__name__}: {error}" if colon else "no colon"
         raise InputError(f"cannot import {text!r} ({reason})", "--rival", "write module:object") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 SCHEMA = 1
@@ -18,11 +19,8 @@ class InputError(Exception):
     """Something that the user can mend, told in one line: what is wrong, where, and how to mend it."""
 
     def __init__(self, what: str, where: str = "", how: str = "") -> None:
-        self.what, self.where, self.how = what, where, how
+        self.how = how
         super().__init__(": ".join(part for part in (where, what) if part) + (f"; {how}" if how else ""))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return InputError, (self.what, self.where, self.how)
 
 
 class MissingExtraError(InputError):
@@ -87,12 +85,12 @@ class Contender:
     Parameters
     ----------
     role : {"paper", "rival", "floor"}
-        Exactly one contender is the paper's; a floor is random, identity or doing nothing.
+        Exactly one is the paper's; a floor is random, identity or doing nothing.
     call : callable (data, seed) -> output
     why : str
         Who would pick it, in a line.
     needs : tuple of str
-        Modules that must be importable; where one is not, the contender is listed as not applicable.
+        Modules without which the contender is listed as not applicable.
     optional : bool
         Runs only when named by ``--contenders``.
     """
@@ -140,10 +138,8 @@ class Bout:
 
     Parameters
     ----------
-    use : str
-        The import line of the method.
-    scale : str
-        What CPU scale means for this bout.
+    use, scale : str
+        The import line of the method, and what CPU scale means for this bout.
     input_hash : str
         Of the options and the contents of the files that they name.
     codes : dict of str to str
@@ -198,16 +194,63 @@ class Bout:
     def from_json(cls, data: dict[str, Any]) -> Bout:
         """Read back what `to_json` wrote; unknown keys of newer versions are an error."""
         data = dict(data)
-        data["metrics"] = tuple(Metric(**{**m, "bounds": _bounds(m["bounds"])}) for m in data["metrics"])
+        for metric in data["metrics"]:
+            low, high = metric["bounds"]
+            metric["bounds"] = (-math.inf if low is None else low, math.inf if high is None else high)
+        data["metrics"] = tuple(Metric(**m) for m in data["metrics"])
         data["claims"] = tuple(Claim(**c) for c in data["claims"])
         data["contenders"] = tuple(Contender(**{**c, "needs": tuple(c["needs"])}) for c in data["contenders"])
         data["seeds"], data["notes"] = tuple(data["seeds"]), tuple(data["notes"])
         return cls(**data)
 
 
-def _bounds(pair: list[float | None]) -> tuple[float, float]:
-    low, high = pair
-    return (-math.inf if low is None else low, math.inf if high is None else high)
+@dataclass(frozen=True)
+class Settings:
+    """How a bake-off is run; what it runs on are the method's own options.
+
+    Parameters
+    ----------
+    seeds : int
+        Repetitions of every contender; the card's number (mostly 8) by default. Intervals need 5.
+    contenders : tuple of str
+        Only these, comma-separated; the paper's is always there. Also the way to add an optional one.
+    jobs : int
+        Runs at a time, each with one thread; by default one per core.
+    engine : {"local", "ray"}
+        Processes of this machine, or tasks of a Ray cluster.
+    address : str
+        Of the Ray cluster; without it Ray is started on this machine.
+    timeout : float
+        Seconds that one run may take.
+    memory : float
+        GB that one run may use; by default four fifths of the machine's memory, shared by the jobs.
+    shard : str
+        Run only part i/n of the runs (1/4 ... 4/4), for any scheduler; `bakeoff report` puts the parts together.
+    out : Path
+        Results folder, bakeoff-METHOD by default; the same command again continues there.
+    keep : bool
+        Keep what the contenders made, in the results folder.
+    claims : bool
+        Also run the stand-alone experiments that test the paper's claims.
+    retry_failed : bool
+        Run again what failed, timed out or ran out of memory.
+    rival : tuple of str
+        A contender of your own as module:object, a function (data, seed) -> output; may be repeated.
+    """
+
+    seeds: int | None = None
+    contenders: tuple[str, ...] = ()
+    jobs: int | None = None
+    engine: Literal["local", "ray"] = "local"
+    address: str | None = None
+    timeout: float = 3600.0
+    memory: float | None = None
+    shard: str | None = None
+    out: Path | None = None
+    keep: bool = False
+    claims: bool = False
+    retry_failed: bool = False
+    rival: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -267,9 +310,7 @@ class Run:
     environment: dict[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
+    to_json = asdict
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Run:
