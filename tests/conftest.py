@@ -44,7 +44,7 @@ class Cli:
         """Start any command with the plug-in on its path."""
         mine = {"PYTHONPATH": str(self.plugin), "BAKEOFF_TEST_MARK": self.mark, "TOY_LOG": str(self.log)}
         environment = {**_quiet_environment(), **mine, **kwargs.pop("env", {})}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
         return subprocess.Popen(
             command, **{"cwd": self.cwd, "env": environment, "text": True, "errors": "replace", **pipes, **kwargs}
         )

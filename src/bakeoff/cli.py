@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import shlex
+import signal
 import sys
 from importlib import import_module
 from itertools import groupby
@@ -195,6 +196,7 @@ def _call(runner: App, tokens: list[str]) -> int:
 def main() -> None:
     """Exit with 0 all ok, 2 bad input or usage, 3 some runs failed, 4 a missing extra, 130 interrupted, 1 our bug."""
     tokens = sys.argv[1:]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C
     try:
         method = tokens[1] if tokens[:1] == ["run"] and len(tokens) > 1 and not tokens[1].startswith("-") else None
         code = _run(method, tokens[2:]) if method else _call(app, tokens)
@@ -204,6 +206,7 @@ def main() -> None:
         print("bakeoff:", " ".join(str(error).split()), file=sys.stderr)
         code = 4 if isinstance(error, MissingExtraError) else 2
     except KeyboardInterrupt:
+        print(f"\nInterrupted. Go on with:\n  {shlex.join(['bakeoff', *tokens])}", file=sys.stderr)
         code = 130
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

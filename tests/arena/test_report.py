@@ -208,6 +208,17 @@ def test_claims_carry_their_verdict_numbers_and_the_command_that_would_decide() 
     assert all(word in page for word in ("a gain above 0", "(Table 1)", "decide it with: run-it"))
 
 
+def test_a_metric_that_no_run_has_is_not_announced() -> None:
+    bout = make_bout()
+    runs = make_runs(bout)
+    assert "exploratory, in the report, without verdict: seconds" in Report.build(bout, runs).notes
+    bout = replace(bout, metrics=(*bout.metrics, Metric("absent", "lower")))
+    assert "exploratory, in the report, without verdict: seconds" in Report.build(bout, runs).notes
+    for run in runs:
+        del run.scores["seconds"]
+    assert not [note for note in Report.build(bout, runs).notes if "exploratory" in note]
+
+
 @pytest.mark.parametrize(
     ("verdict", "needed", "text"),
     [

@@ -343,6 +343,7 @@ MANY = """if True:
     from pathlib import Path
     from bakeoff import catalog
     from bakeoff.arena import plan, runner, store
+    from bakeoff.arena.types import Settings
 
     def state():
         memory = next(int(x.split()[1]) for x in open("/proc/self/status") if x.startswith("VmRSS"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from bakeoff.arena.runner import _descendants
+from bakeoff.arena.worker import descendants
 
 WAYS = {
     "Ctrl-C to the driver": (signal.SIGINT, os.kill),
@@ -28,7 +28,7 @@ def test_interrupted(way, cli, until, records):
         folder = cli.cwd / f"out {i}"
         driver = cli.start("run", "toy", "--pause", "0.5", "-j", 2, "--out", folder, start_new_session=True)
         until(lambda: records(folder), 30, "a first record")  # noqa: B023
-        workers = [pid for pid in _descendants(driver.pid) if pid != driver.pid]
+        workers = [pid for pid in descendants(driver.pid) if pid != driver.pid]
         assert workers
         send(driver.pid, number)
         start = time.monotonic()
@@ -59,12 +59,14 @@ def test_interrupted_inside_native_code(cli, until):
     until(lambda: not cli.alive(), 2, "no process left")
 
 
-def test_killed_driver_takes_native_code_along(cli, until):
-    driver = cli.start("run", "toy", "--contenders", "spins_in_c,deadlocks,forks,hides", "--seeds", 1, "-j", 5)
-    until(lambda: "trimmed 0" in cli.calls(), 30)
+def test_killed_driver_takes_all_processes_along(cli, until):
+    """Forked, daemonised and stuck ones too."""
+    names = "spins_in_c,deadlocks,lingers,lingers_away"
+    driver = cli.start("run", "toy", "--contenders", names, "--seeds", 1, "-j", 5)
+    until(lambda: {"trimmed 0", "lingers 0", "lingers_away 0"} <= set(cli.calls()), 30)
     driver.kill()
-    driver.communicate()
     until(lambda: not cli.alive(), 2, "no process left")
+    driver.communicate(timeout=5)
 
 
 EXPECTED = {
@@ -75,6 +77,7 @@ EXPECTED = {
     "forks": ("ok", "", ""),
     "daemonises": ("ok", "", ""),
     "hides": ("ok", "", ""),
+    "hides_and_exits": ("failed", "Exited: the process ended with code 7 before it had a result", ""),
     "doubles": ("ok", "", ""),
     "deadlocks": ("timeout", "Timeout: longer than 2 s", ""),
     "spins_in_c": ("timeout", "Timeout: longer than 2 s", ""),

@@ -11,7 +11,7 @@ import joblib
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import LogisticRegression, Ridge
 
 from bakeoff.arena.types import InputError, Run
 from bakeoff.explain.fdfi import bout
@@ -48,6 +48,8 @@ def test_importing_the_bout_is_cheap():
 def test_metrics_contenders_and_claims_fit_together():
     names = [c.name for c in bout.contenders(bout.load(quick=True))]
     assert [m.primary for m in bout.METRICS].count(True) == 1
+    assert len({claim.text for claim in bout.CLAIMS}) == len(bout.CLAIMS)
+    assert all(len(metric.unit) <= 12 for metric in bout.METRICS)
     for claim in bout.CLAIMS:
         if claim.check:
             assert callable(getattr(bout, claim.check))
@@ -173,8 +175,14 @@ def test_figures(tmp_path):
         details["p"][0] = None  # as a NaN is stored
         runs.append(Run("k", "fdfi", name, 0, {}, "", "", status="ok", details=details))
     captions = bout.figures(runs, tmp_path)
+    pathway = (tmp_path / "pathway.svg").read_text()
+    assert "<!-- s5 -->" in pathway
+    assert "<!-- column 9 -->" not in pathway
     assert set(captions) == {p.name for p in tmp_path.iterdir()} == {"found.svg", "pathway.svg"}
     assert bout.figures([], tmp_path) == {}
+    runs[0].options["groups"] = "g.json"  # features in another order than the columns, even where they are as many
+    bout.figures(runs, tmp_path)
+    assert "<!-- column 9 -->" in (tmp_path / "pathway.svg").read_text()
 
 
 @pytest.mark.parametrize(
@@ -194,6 +202,13 @@ def test_figures(tmp_path):
         ({"groups": "none.json"}, "--groups: none.json: No such file"),
         ({"model": "MODEL"}, "add --trust-pickle"),
         ({"model": "none.joblib", "trust_pickle": True}, "No such file"),
+        ({"task": "classification"}, "--task: there is no table"),
+        ({"rows": 100}, "--rows: there is no table"),
+        ({"study": "power", "decoys": 3}, "--decoys: --study power draws its own data"),
+        ({"study": "shape", "predictor": "boosting"}, "--predictor: --study shape draws"),
+        ({"predictor": "linear", "model": "MODEL", "trust_pickle": True}, "--predictor: --model is a predictor too"),
+        ({"model": "CLASSIFIER", "trust_pickle": True}, "holds a classifier, but this is a regression"),
+        ({"table": "DECOYS", "target": "price"}, "'decoy of a' is the name of a column of the bout; rename it"),
     ],
 )
 def test_bad_options_are_refused_at_once(options, words, table, tmp_path):
@@ -201,7 +216,9 @@ def test_bad_options_are_refused_at_once(options, words, table, tmp_path):
 
     model = tmp_path / "m.joblib"
     joblib.dump(Ridge(), model)
-    real = {"TABLE": table, "MODEL": model}
+    joblib.dump(LogisticRegression(), tmp_path / "c.joblib")
+    pd.read_csv(table).rename(columns={"b": "decoy of a"}).to_csv(tmp_path / "d.csv", index=False)
+    real = {"TABLE": table, "MODEL": model, "CLASSIFIER": tmp_path / "c.joblib", "DECOYS": tmp_path / "d.csv"}
     paths = {k: Path(real.get(v, v)) if k in ("table", "groups", "model") else v for k, v in options.items()}
     start = time.process_time()
     with pytest.raises(InputError) as caught:

@@ -40,7 +40,20 @@ def fitted(f=first, data=X, **options):
         ({"cv": 7}, "2 to 5"),
         ({"groups": {"g": ["x0", "nope"]}}, "group 'g' names column 'nope'"),
         ({"groups": {"g": [0], "h": [0]}}, "in two groups"),
+        ({"groups": {"g": [0, 0]}}, "twice in one"),
+        ({"groups": {"g": []}}, "group 'g' must be a list of columns"),
+        ({"groups": {"g": "x0"}}, "group 'g' must be a list of columns"),
+        ({"groups": {"x0": ["x1", "x2"]}}, "group 'x0' has the name of a column that is not in it"),
         ({"covariance": np.eye(2)}, "shape"),
+        ({"covariance": np.arange(9.0).reshape(3, 3), "n_steps": 0}, "symmetric"),
+        ({"covariance": np.full((3, 3), np.nan), "n_steps": 0}, "finite"),
+        ({"n_samples": 2.5}, "n_samples=2.5 must be a whole number"),
+        ({"n_steps": "10"}, "n_steps='10' must be a whole number"),
+        ({"margin": np.nan}, "margin=nan must be a finite number"),
+        ({"margin": -1.0}, "at least 0"),
+        ({"se_floor": "x"}, "se_floor='x' must be a finite number"),
+        ({"loss": 3}, "loss=3 must be a name or a callable"),
+        ({"disentangler": object()}, "disentangler has no encode, decode, jacobian"),
     ],
 )
 def test_parameters(options, message):
@@ -108,6 +121,14 @@ def test_labels():
         fitted(loss="brier").importance(X, X[:, 0])
 
 
+def test_classes_are_named():
+    model = LogisticRegression().fit(X, np.where(X[:, 0] > 0, "yes", "no"))
+    with pytest.raises(ValueError, match=r"returns no numbers.*use loss='log_loss'"):
+        fitted(model).importance(X, np.full(200, "yes"))
+    with pytest.raises(ValueError, match=r"y holds 'maybe', and the predictor knows \['no', 'yes'\]"):
+        fitted(model, loss="brier").importance(X, np.full(200, "maybe"))
+
+
 def test_loss_must_be_per_row():
     with pytest.raises(ValueError, match="one value a row"):
         fitted(loss=lambda y, f: np.mean((y - f) ** 2)).importance(X, X[:, 0])
@@ -130,6 +151,21 @@ def test_few_rows_are_warned_of():
         importance = fitted(data=X[:20])
     with pytest.warns(UserWarning, match="50 evaluation rows"):
         importance.importance(X[:50], X[:50, 0])
+
+
+def test_a_map_that_misses_its_start_is_told():
+    class Off:
+        def encode(self, X):
+            return X
+
+        def decode(self, Z):
+            return 1.1 * Z
+
+        def jacobian(self, Z):
+            return np.broadcast_to(1.1 * np.eye(3), (len(Z), 3, 3))
+
+    with pytest.warns(UserWarning, match=r"misses its start by 0\.1 sd"):
+        FlowImportance(first, disentangler=Off(), margin=0.0).fit(X).importance(X, X[:, 0])
 
 
 def test_order_of_calls():

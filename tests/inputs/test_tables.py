@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
+from sklearn.svm import LinearSVC
 
 from bakeoff.arena.types import InputError
 from bakeoff.inputs.tables import diabetes, load_estimator, load_groups, load_table
@@ -132,6 +133,7 @@ def test_target(tmp_path):
     assert "infinite" in refused(written(tmp_path, frame))
     three = good().assign(price=np.array(["a", "b", "c"])[np.arange(N) % 3])
     assert "does not hold numbers" in refused(written(tmp_path, three))
+    assert "holds lists" in refused(written(tmp_path, good().assign(price=[[1]] * N), "t.parquet"))
     assert "has 3 classes" in refused(written(tmp_path, three), task="classification")
     rare = good().assign(price=[1, 1] + [0] * (N - 2))
     assert "fewer than 10 rows" in refused(written(tmp_path, rare))
@@ -167,6 +169,7 @@ def test_files(tmp_path):
         "latin.csv": "größe,price\n1,2\n".encode("latin-1"),
         "nul.csv": b"a,price\n\x00\x01,2\n" * 40,
         "fake.parquet": b"not parquet",
+        "long.csv": b"a,b,price\n" + b"1,2,3,4\n" * 40,
         "ragged.csv": b"a,price\n1,2\n1,2,3,4\n" + b"1,2\n" * 40,
         "binary.csv": bytes(range(256)) * 20,
         "quote.csv": b'a,price\n"1,2\n' + b"1,2\n" * 40,
@@ -197,6 +200,7 @@ def test_any_bytes_give_one_line(tmp_path_factory, content):
         ('{"g": []}', "not a map"),
         ('{"g": ["height"]}', "group 'g' names column 'height'; there are 'age', 'size'"),
         ('{"g": ["age"], "h": ["age"]}', "column 'age' is in 'g' and 'h'"),
+        ('{"size": ["age"]}', "group 'size' has the name of a column that is not in it"),
     ],
 )
 def test_groups(tmp_path, content, words):
@@ -222,16 +226,25 @@ def test_pickles_are_not_opened_unless_trusted(tmp_path):
     path, canary = tmp_path / "model.joblib", tmp_path / "canary"
     joblib.dump(Trap(canary), path)
     with pytest.raises(InputError, match="--trust-pickle"):
-        load_estimator(path, trust_pickle=False)
+        load_estimator(path, trust_pickle=False, task="regression")
     assert not canary.exists()
     joblib.dump(Ridge(2.0), path)
-    assert load_estimator(path, trust_pickle=True).alpha == 2.0
+    assert load_estimator(path, trust_pickle=True, task="regression").alpha == 2.0
     joblib.dump({"a": 1}, path)
     with pytest.raises(InputError, match="holds a dict"):
-        load_estimator(path, trust_pickle=True)
+        load_estimator(path, trust_pickle=True, task="regression")
+    joblib.dump(Ridge, path)
+    with pytest.raises(InputError, match="holds the class Ridge, not an object of it"):
+        load_estimator(path, trust_pickle=True, task="regression")
+    joblib.dump(Ridge(), path)
+    with pytest.raises(InputError, match="holds no classifier, but this is a classification"):
+        load_estimator(path, trust_pickle=True, task="classification")
+    joblib.dump(LinearSVC(), path)
+    with pytest.raises(InputError, match="without predict_proba"):
+        load_estimator(path, trust_pickle=True, task="classification")
     path.write_bytes(b"junk")
     with pytest.raises(InputError, match=r"model\.joblib"):
-        load_estimator(path, trust_pickle=True)
+        load_estimator(path, trust_pickle=True, task="regression")
 
 
 def test_diabetes():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -35,10 +36,11 @@ def _tree(folder: Path) -> set[str]:
 
 
 def test_offline_and_nothing_written_elsewhere(cli, tmp_path):
-    for name in ("home", "cwd", "temporary", "site"):
+    for name in ("home", "cwd", "site"):
         (tmp_path / name).mkdir()
+    temporary = Path(tempfile.mkdtemp(prefix="t"))  # short: a socket's path has at most 108 bytes
     (tmp_path / "site" / "sitecustomize.py").write_text(BLOCK)
-    places = {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary")}
+    places = {"HOME": str(tmp_path / "home"), "TMPDIR": str(temporary)}
     path = f"{tmp_path / 'site'}{os.pathsep}{cli.plugin}"
     namespace = ["unshare", "-rn"] if _works("-rn") else []
     command = [*namespace, BAKEOFF, "run", "toy", "--claims", "--seeds", "2", "--out", str(tmp_path / "out")]
@@ -46,7 +48,8 @@ def test_offline_and_nothing_written_elsewhere(cli, tmp_path):
     out, err = done.communicate(timeout=60)
     assert done.returncode == 0, err
     assert "trimmed" in out
-    assert _tree(tmp_path / "cwd") == _tree(tmp_path / "temporary") == set()
+    assert _tree(tmp_path / "cwd") == _tree(temporary) == set()
+    temporary.rmdir()
     cache = (".cache", ".config", ".config/matplotlib")  # matplotlib's list of fonts
     assert {name for name in _tree(tmp_path / "home") if not name.startswith(".cache/")} <= set(cache)
     names = {name for name in _tree(tmp_path / "out") if not name.startswith("runs/")}

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +32,7 @@ def hold(
 ) -> Outcome:
     """Run the missing runs of a bake-off and report on all of them; InputError where the user can mend something.
 
-    Ctrl-C and SIGTERM end it with what is finished: nothing that was finished is ever lost.
+    KeyboardInterrupt ends it with what is finished: nothing that was finished is ever lost.
     """
     for name, value in [("jobs", settings.jobs), ("timeout", settings.timeout), ("memory", settings.memory)]:
         if value is not None and not 0 < value < 1e9:
@@ -68,7 +65,7 @@ def _run(folder: Path, card: Card, tasks: Sequence[Task], settings: Settings) ->
         progress.done(run)
 
     interrupted = False
-    with progress, _terminable():
+    with progress:
         try:
             engines.execute(
                 todo,
@@ -91,18 +88,6 @@ def _run(folder: Path, card: Card, tasks: Sequence[Task], settings: Settings) ->
 def _kept(folder: str, run: Run) -> bool:
     """Whether the output is there, where one is wanted and the run makes one that can be kept."""
     return not folder or "artefact_bytes" not in run.cost or Path(folder).is_dir()
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends a bake-off the same way as Ctrl-C."""
-    main = threading.current_thread() is threading.main_thread()  # only there can signals be handled
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if main else None
-    try:
-        yield
-    finally:
-        if main:
-            signal.signal(signal.SIGTERM, before)
 
 
 def publish(folder: Path, bout: Bout, runs: list[Run], card: Card | None) -> Outcome:

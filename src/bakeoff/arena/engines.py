@@ -6,40 +6,26 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from bakeoff.arena.runner import Limits, OnDone, run_local
 from bakeoff.arena.types import MissingExtraError, Run, Task
-
-Engine = Literal["local", "ray"]
 
 
 def execute(
     tasks: Iterable[Task],
     on_done: OnDone,
     *,
-    engine: Engine = "local",
+    engine: Literal["local", "ray"] = "local",
     address: str | None = None,
     jobs: int = 1,
     limits: Limits | None = None,
     preload: tuple[str, ...] = (),
 ) -> None:
     """Execute tasks with the named engine; see `bakeoff.arena.runner.run_local`."""
+    limits = limits or Limits()
     if engine == "local":
-        run_local(tasks, on_done, jobs=jobs, limits=limits, preload=preload)
-    else:
-        _run_ray(tasks, on_done, address, jobs, limits or Limits(), preload)
-
-
-def _run_ray(
-    tasks: Iterable[Task],
-    on_done: OnDone,
-    address: str | None,
-    jobs: int,
-    limits: Limits,
-    preload: tuple[str, ...],
-) -> None:
-    """A run is a Ray task; on its node it gets a process of its own, so that all limits hold there too."""
+        return run_local(tasks, on_done, jobs=jobs, limits=limits, preload=preload)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -48,19 +34,17 @@ def _run_ray(
     where = {"address": address} if address else {"num_cpus": jobs, "include_dashboard": False}
     ray.init(**where, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
     remote = ray.remote(num_cpus=1, max_retries=0)(_on_node)
-    waiting = {}
+    waiting: dict[Any, Task] = {}
     try:
-        for task in tasks:
-            waiting[remote.remote(task, limits, preload)] = task
+        waiting.update((remote.remote(task, limits, preload), task) for task in tasks)
         while waiting:
-            done, _ = ray.wait(list(waiting), timeout=1.0)
-            for handle in done:
+            for handle in ray.wait(list(waiting), timeout=1.0)[0]:
                 task = waiting.pop(handle)
                 try:
                     run = ray.get(handle)
                 except ray.exceptions.RayError as error:
-                    lost = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-                    run = replace(task.run, status="failed", error=lost)
+                    reason = str(error).splitlines()[0]
+                    run = replace(task.run, status="failed", error=f"{type(error).__name__}: {reason}")
                 on_done(run)
     finally:
         for handle in waiting:
@@ -70,6 +54,7 @@ def _run_ray(
 
 
 def _on_node(task: Task, limits: Limits, preload: tuple[str, ...]) -> Run:
+    """A Ray task: on its node the run gets a process of its own, so that all limits hold there too."""
     records: list[Run] = []
     run_local([task], records.append, limits=limits, preload=preload)
     return records[0]

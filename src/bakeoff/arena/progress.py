@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -15,54 +15,33 @@ from bakeoff.arena.types import Run, Task
 _QUIET_SECONDS = 10.0
 
 
-class Progress:
+class Progress(Bars):
     """Shows on stderr how many runs are done."""
 
     def __init__(self, title: str, tasks: Sequence[Task], done: Iterable[Run]) -> None:
-        self._console = Console(stderr=True)
-        self._bars = Bars(
-            TextColumn("{task.description}"),
-            BarColumn(20),
-            MofNCompleteColumn(),
-            TextColumn("[red]{task.fields[bad]}"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        finished = list(done)
-        self._total, self._before = len(tasks), len(finished)
-        self._count, self._bad = self._before, {"": 0}
-        self._start = self._said = time.monotonic()
-        self._rows = {"": self._bars.add_task(title, total=self._total, completed=self._before, bad="")}
-        for task in tasks:
-            name = task.run.contender
-            if name not in self._rows:
-                total = sum(t.run.contender == name for t in tasks)
-                old = sum(run.contender == name for run in finished)
-                self._rows[name] = self._bars.add_task(f"  {name}", total=total, completed=old, bad="")
-                self._bad[name] = 0
+        console, bad = Console(stderr=True), TextColumn("[red]{task.fields[bad]}")
+        columns = [TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), bad, TimeElapsedColumn()]
+        columns.append(TimeRemainingColumn(elapsed_when_finished=True))
+        super().__init__(*columns, console=console, disable=not console.is_terminal)
+        planned, finished = Counter(t.run.contender for t in tasks), Counter(run.contender for run in done)
+        self._total, self._before, self._failed = len(tasks), finished.total(), Counter[str]()
+        self._count, self._start = self._before, time.monotonic()
+        self._said = self._start
+        self._rows = {"": self.add_task(title, total=self._total, completed=self._before, bad="")}
+        for name, total in planned.items():
+            self._rows[name] = self.add_task(f"  {name}", total=total, completed=finished[name], bad="")
         if finished:
-            self._console.print(f"{len(finished)} of {self._total} runs are there already", highlight=False)
-
-    def __enter__(self) -> Progress:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bars.stop()
+            console.print(f"{self._before} of {self._total} runs are there already", highlight=False)
 
     def done(self, run: Run) -> None:
         """Count one finished run."""
         self._count += 1
         for row in ("", run.contender):
-            self._bad[row] += run.status != "ok"
-            self._bars.update(self._rows[row], advance=1, bad=f"{self._bad[row]} failed" if self._bad[row] else "")
+            self._failed[row] += run.status != "ok"
+            self.update(self._rows[row], advance=1, bad=f"{self._failed[row]} failed" if self._failed[row] else "")
         now = time.monotonic()
-        if self._bars.disable and (now - self._said > _QUIET_SECONDS or self._count == self._total):
+        if self.disable and (now - self._said > _QUIET_SECONDS or self._count == self._total):
             self._said = now
             left = (now - self._start) / (self._count - self._before) * (self._total - self._count)
-            bad = f", {self._bad['']} failed" if self._bad[""] else ""
-            self._console.print(f"{self._count}/{self._total} runs done{bad}, about {left:.0f} s left", highlight=False)
+            bad = f", {self._failed['']} failed" if self._failed[""] else ""
+            self.console.print(f"{self._count}/{self._total} runs done{bad}, about {left:.0f} s left", highlight=False)

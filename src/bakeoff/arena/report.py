@@ -24,19 +24,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from bakeoff.arena.stats import MIN_SEEDS, ClaimResult, Comparison, Interval, Summary, summarise
+from bakeoff.arena.stats import ClaimResult, Comparison, Interval, Summary, summarise
 from bakeoff.arena.store import write_atomic
 from bakeoff.arena.types import Bout, Metric, Run
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
     from matplotlib.axes import Axes
 
-INK, MUTED, FAINT, ACCENT, BAND = "#1c2024", "#62686f", "#c9ced3", "#1f5f99", "#eceff2"
-DARK = {INK: "#e8eaed", MUTED: "#9aa2ab", FAINT: "#444c55", ACCENT: "#7fb5e6", BAND: "#262c33"}
-"""The colours of the plots, and what each becomes on a dark page."""
-
-COLUMNS = ("wins", "p(Holm)", "verdict", "CPU\xa0s", "peak\xa0MB", "size")
+INK, MUTED, FAINT, ACCENT, BAND = "#1c2024", "#62686f", "#c9ced3", "#1f5f99", "#eceff2"  # the plots' colours
+DARK = {INK: "#e8eaed", MUTED: "#9aa2ab", FAINT: "#444c55", ACCENT: "#7fb5e6", BAND: "#262c33"}  # on a dark page
 IMAGES = {".svg": "image/svg+xml", ".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg"}
 
 
@@ -48,8 +44,8 @@ class Report:
     ----------
     bout, runs, summary : Bout, list of Run, Summary
     figures : dict of str to str
-        The bout's own figures: file name inside ``figures/`` of the report's folder -> caption. One that is
-        missing, above 400 kB or neither SVG, PNG nor JPEG is named in the page but not embedded.
+        The bout's own figures: file name inside ``figures/`` of the report's folder -> caption. One that is missing,
+        above 400 kB or neither SVG, PNG nor JPEG is named in the page but not embedded.
     """
 
     bout: Bout
@@ -69,15 +65,10 @@ class Report:
         return self.bout.paper_contender.name
 
     @property
-    def log(self) -> bool:
-        """Whether the primary metric is compared by ratios."""
-        return self.bout.primary.scale == "log"
-
-    @property
     def setting(self) -> str:
         """Seeds, contenders, primary metric, direction and margin in one line."""
         metric, n, k = self.bout.primary, len(self.bout.seeds), len(self.summary.rows)
-        margin = f"{100 * metric.margin:g} %" if self.log else f"{metric.margin:g} {metric.unit}".strip()
+        margin = f"{100 * metric.margin:g} %" if metric.scale == "log" else f"{metric.margin:g} {metric.unit}".strip()
         who = f"{n} seed{'s' * (n != 1)}, {k} contender{'s' * (k != 1)}"
         return f"{who}, primary: {metric.name} ({metric.better} is better), margin {margin}"
 
@@ -98,16 +89,15 @@ class Report:
         told = "; ".join(f"{word} {names}" for word, names in found.items() if names)
         shown = all(row.versus.verdict == "better" for row in self.summary.rows if row.versus and row.role == "floor")
         above = " It beats the floor." if shown else " Its mean is better than the floor's, by less than can be shown."
-        floor = {True: above, False: "", None: " Whether it beats the floor cannot be told."}
-        where = f"On {self.bout.primary.name}, {self.method} is"
-        return f"{where} {told or 'without a rival to compare with'}.{floor[self.summary.floor_beaten]}"
+        floor = {True: above, False: "", None: " Whether it beats the floor cannot be told."}[self.summary.floor_beaten]
+        return f"On {self.bout.primary.name}, {self.method} is {told or 'without a rival to compare with'}.{floor}"
 
     @property
     def legend(self) -> str:
         """How to read the difference, the wins and the verdict."""
         units = sorted({f"{row.versus.unit}s" for row in self.summary.rows if row.versus}) or ["seeds"]
-        kind = f"ratio = {self.method} divided by" if self.log else f"difference = {self.method} minus"
-        same = f"{kind} the contender on the same {' or '.join(units)}"
+        kind, by = ("ratio", "divided by") if self.bout.primary.scale == "log" else ("difference", "minus")
+        same = f"{kind} = {self.method} {by} the contender on the same {' or '.join(units)}"
         return f"{same}; wins = wins-ties-losses of {self.method}; the verdict is on {self.method}."
 
     @property
@@ -115,24 +105,21 @@ class Report:
         """Column titles, the same for every method; no-break spaces keep units together where a title folds."""
         metric = self.bout.primary
         score = f"{metric.name} ({metric.unit})" if metric.unit else metric.name
-        versus = f"vs {self.method}: {'ratio' if self.log else 'difference'} [95\xa0%]"
-        return ["contender", f"{score} [95\xa0%]", versus, *COLUMNS]
+        vs = f"vs {self.method}: {'ratio' if metric.scale == 'log' else 'difference'} [95\xa0%]"
+        return ["contender", f"{score} [95\xa0%]", vs, "wins", "p(Holm)", "verdict", "CPU\xa0s", "peak\xa0MB", "size"]
 
     @property
     def cells(self) -> list[list[str]]:
         """The table as text: one list per contender, in the order of `header`."""
-        rows = self.summary.rows
-        scores = interval_texts([row.primary for row in rows], log=self.log)
-        paired = [row.versus.difference if row.versus else None for row in rows]
-        differences = interval_texts(paired, log=self.log, paired=True)
-        table = []
-        for row, score, difference in zip(rows, scores, differences, strict=True):
-            told, versus = ["-"] * 4, row.versus
-            if versus:
-                p = "n/a" if versus.p_holm is None else f"{versus.p_holm:.3f}"
-                wins = f"{versus.wins}-{versus.ties}-{versus.losses}"
-                told = [difference, wins, "<0.001" if p == "0.000" else p, verdict_text(versus, self.method)]
-            few = 1 < len(row.values) < MIN_SEEDS and row.primary is not None and row.primary.low is None
+        rows, log, table = self.summary.rows, self.bout.primary.scale == "log", []
+        scores = interval_texts([row.primary for row in rows], log)
+        paired = interval_texts([row.versus.difference if row.versus else None for row in rows], log, paired=True)
+        for row, score, difference in zip(rows, scores, paired, strict=True):
+            told = ["-"] * 4
+            if v := row.versus:
+                p = "n/a" if v.p_holm is None else "<0.001" if v.p_holm < 5e-4 else f"{v.p_holm:.3f}"
+                told = [difference, f"{v.wins}-{v.ties}-{v.losses}", p, verdict_text(v, self.method)]
+            few = row.primary and row.primary.low is None and len(row.values) > 1
             score += f" ({', '.join(map(_sig, row.values))})" if few else ""
             cost = [_sig(row.cost.get("cpu_s")), _sig(row.cost.get("peak_mb")), _size(row.cost.get("artefact_bytes"))]
             table.append([row.contender, score, *told, *cost])
@@ -146,39 +133,31 @@ class Report:
     def excluded(self) -> list[str]:
         """Contenders that do not apply and runs that did not end ok, with the first line of the error."""
         groups: dict[str, list[str]] = {}
-        for run in self.runs:
-            if run.status != "ok":
-                first = next(filter(None, map(str.strip, run.error.splitlines())), "no message")
-                groups.setdefault(f"{run.contender} {run.status}: {first[:200]}", []).append(str(run.seed))
+        for run in [run for run in self.runs if run.status != "ok"]:
+            first = next(filter(None, map(str.strip, run.error.splitlines())), "no message")
+            groups.setdefault(f"{run.contender} {run.status}: {first[:200]}", []).append(str(run.seed))
         absent = [f"not applicable: {name} ({why})" for name, why in self.bout.absent.items()]
         return absent + [f"not ok: {what} (seed {', '.join(seeds)})" for what, seeds in groups.items()]
 
     def claim_numbers(self, result: ClaimResult) -> str:
         """What a claim's verdict rests on, or why it has none and what would decide it."""
-        claim, number = result.claim, ""
-        if result.value is not None:
-            name = claim.metric or self.bout.primary.name
-            log = any(m.name == name and m.scale == "log" for m in self.bout.metrics) and claim.rival != ""
-            number = interval_texts([result.value], log=log, paired=claim.rival != "")[0] + f" (n = {result.value.n})"
-        command = f"decide it with: {claim.command}" if claim.command else ""
-        return "; ".join(filter(None, (number, result.why, command)))
+        claim, value, name = result.claim, result.value, result.claim.metric or self.bout.primary.name
+        log = claim.rival != "" and any(m.name == name and m.scale == "log" for m in self.bout.metrics)
+        number = f"{interval_texts([value], log, paired=claim.rival != '')[0]} (n = {value.n})" if value else ""
+        return "; ".join(filter(None, (number, result.why, claim.command and f"decide it with: {claim.command}")))
 
     @property
     def notes(self) -> list[str]:
         """What the reader must know besides the numbers."""
-        exploratory = ", ".join(m.name for m in self.bout.metrics if not m.primary)
+        exploratory = ", ".join(dict.fromkeys(name for row in self.summary.rows for name in row.exploratory))
         more = {"exploratory, in the report, without verdict": exploratory, "scale": self.bout.scale}
         told = [f"{name}: {text}" for name, text in more.items() if text]
         return list(dict.fromkeys([*self.summary.notes, *self.bout.notes, *told]))
 
     def table(self, width: int | None = None) -> str:
-        """The one-screen report in plain text, safe to print whatever the names hold.
-
-        ``width`` is in columns: by default the terminal's, 110 where there is none. Words fold where the table
-        would be wider; numbers are never cut.
-        """
+        """The one-screen report, safe in a terminal; words fold to `width` (the terminal's, or 110), numbers never."""
         width = max(width or shutil.get_terminal_size((110, 24)).columns, 60)
-        wrap = partial(textwrap.wrap, width=width, subsequent_indent="  ")
+        wrap = textwrap.TextWrapper(width, subsequent_indent="  ").wrap
         lines = [self.warning] if self.warning else []
         lines += wrap(f"{self.bout.method}: {self.bout.title}. {self.setting}")
         lines += ["", *_layout([self.header, *self.cells], width), "", *wrap(self.legend)]
@@ -193,27 +172,22 @@ class Report:
     __str__ = table
 
     def to_json(self) -> dict[str, Any]:
-        """The same numbers as data, and every run's scores; strict JSON: undefined numbers are None."""
-        parts = ("headline", "warning", "legend", "excluded", "figures")
+        """The same numbers as data, and every run's scores; what strict JSON cannot hold is None or text."""
         kept = ("key", "contender", "seed", "status", "scores", "cost", "error", "environment")
         data = {"schema": self.bout.schema, "bout": self.bout.to_json(), **asdict(self.summary)}
-        data |= {name: getattr(self, name) for name in parts}
+        data |= {name: getattr(self, name) for name in ("headline", "warning", "legend", "excluded", "figures")}
         data["runs"] = [{name: getattr(run, name) for name in kept} for run in self.runs]
-        # What JSON cannot hold becomes None (not finite) or its text.
         return dict(json.loads(json.dumps(data, default=str), parse_constant=lambda _: None))
 
     def _repr_html_(self) -> str:
-        template = _templates().get_template("report.html.j2")
-        return "".join(template.blocks["contenders"](template.new_context({"report": self})))
+        return _render("report.html.j2", {"report": self}, "contenders")
 
     def to_html(self, folder: Path | None = None) -> str:
         """One self-contained page; the bout's figures are read from ``folder/figures`` where `folder` is given."""
         figures = [(caption, *_figure(folder, name)) for name, caption in self.figures.items()] if folder else []
         machine = sorted({f"{name}: {text}" for run in self.runs for name, text in run.environment.items()})
         plots = [_plot(draw, self) for draw in (_cost_quality, _differences)]
-        page = _templates().get_template("report.html.j2")
-        html = page.render(report=self, figures=figures, machine=machine, plots=plots)
-        return html.encode("utf-8", "replace").decode()
+        return _render("report.html.j2", {"report": self, "figures": figures, "machine": machine, "plots": plots})
 
     def save(self, folder: Path) -> Path:
         """Write ``report.json`` and ``report.html`` into `folder`, whole or not at all; returns the page's path."""
@@ -224,18 +198,14 @@ class Report:
 
 
 def board(reports: Sequence[Report | Mapping[str, Any]], links: Sequence[str] = ()) -> str:
-    """One static page of many methods: verdicts, claims and cost, sortable and filterable; works from ``file://``.
-
-    ``reports`` are reports or what `Report.to_json` gave; ``links`` the addresses of their pages in the same order,
-    relative to the board or http(s). A method without one gets no link.
-    """
+    """One static page of many reports or what their `to_json` gave; ``links`` lead to their pages, in this order."""
     entries = []
     for report, link in itertools.zip_longest(reports, links[: len(reports)], fillvalue=""):
         data: Any = report.to_json() if isinstance(report, Report) else report
         room = re.search(r"\bbakeoff\.(\w+)", data["bout"]["use"])
         link = link if urlsplit(link).scheme in ("", "http", "https") else ""
         entries.append({"data": data, "room": room[1] if room else "", "link": link})
-    return _templates().get_template("board.html.j2").render(entries=entries).encode("utf-8", "replace").decode()
+    return _render("board.html.j2", {"entries": entries})
 
 
 def printable(text: str, longest: int | None = None) -> str:
@@ -246,34 +216,23 @@ def printable(text: str, longest: int | None = None) -> str:
 
 def verdict_text(versus: Comparison, method: str) -> str:
     """The verdict, so that it cannot be read the wrong way round: ``fdfi better``, ``not shown (12 seeds needed)``."""
-    if versus.verdict in ("better", "worse"):
-        return f"{method} {versus.verdict}"
     needed = f" ({versus.needed:,} seeds needed)" if versus.verdict == "not shown" and versus.needed else ""
-    return versus.verdict + needed
+    return f"{method} {versus.verdict}" if versus.verdict in ("better", "worse") else versus.verdict + needed
 
 
 def interval_texts(intervals: Sequence[Interval | None], log: bool = False, paired: bool = False) -> list[str]:
-    """``mean [low, high]`` for a column, its means aligned.
-
-    Three significant digits of the column's typical value, more where narrow intervals need them. On a log scale,
-    where one column can span powers of ten, each line has its own decimals. Paired: signed, or ``x`` for ratios.
-    """
-    texts, column = [], _decimals([i for i in intervals if i])
-    for interval in intervals:
-        text = "n/a"
-        if interval:
-            decimals = _decimals([interval]) if log else column
-            text = _fixed(interval.mean, decimals, ("x" if log else "+") if paired else "")
-            if interval.low is not None and interval.high is not None:
-                text += f" [{_fixed(interval.low, decimals)}, {_fixed(interval.high, decimals)}]"
-        texts.append(text)
-    widest = max((len(text.split(" ")[0]) for text in texts), default=0)
-    return [" " * (widest - len(text.split(" ")[0])) + text for text in texts]
+    """``mean [low, high]`` for a column, its means aligned; paired: signed, or ``x`` for ratios."""
+    mark = ("x" if log else "+") if paired else ""
+    rows = [(i, _decimals([i] if log else intervals)) for i in intervals]  # ratios can span powers of ten
+    means = ["n/a" if i is None else _fixed(i.mean, d, mark) for i, d in rows]
+    ends = [f" [{_fixed(i.low, d)}, {_fixed(i.high, d)}]" if i and None not in (i.low, i.high) else "" for i, d in rows]
+    widest = max(map(len, means), default=0)
+    return [f"{mean:>{widest}}{bounds}" for mean, bounds in zip(means, ends, strict=True)]
 
 
-def _decimals(intervals: Sequence[Interval]) -> int | None:
-    """Decimals for a column; None where only powers of ten can show it."""
-    bounds = [(i.mean, i.low, i.high) for i in intervals]
+def _decimals(intervals: Sequence[Interval | None]) -> int | None:
+    """For three digits of the typical value, more where narrow intervals need it; None: only powers of ten will do."""
+    bounds = [(i.mean, i.low, i.high) for i in intervals if i]
     sizes = [max(abs(x) for x in triple if x is not None) for triple in bounds]
     widths = [(high - low) / 2 for _, low, high in bounds if low is not None and high is not None]
     typical, width = (statistics.median([x for x in xs if 0 < x < math.inf] or [0]) for xs in (sizes, widths))
@@ -283,19 +242,17 @@ def _decimals(intervals: Sequence[Interval]) -> int | None:
 
 
 def _fixed(value: float | None, decimals: int | None, mark: str = "") -> str:
+    """``mark``: ``+`` for a sign, ``,`` between thousands, ``x`` before a ratio; without decimals, powers of ten."""
     if value is None or not math.isfinite(value):
         return "n/a"
-    text = f"{value:.2e}" if decimals is None or abs(value) >= 1e9 else f"{value:.{decimals}f}"
-    return text if mark == "+" and value < 0 else mark + text
+    kind = ".2e" if decimals is None or abs(value) >= 1e9 else f".{decimals}f"
+    return f"x{value:{kind}}" if mark == "x" else f"{value:{mark}{kind}}"
 
 
 def _sig(value: float | None) -> str:
     """Three significant digits; powers of ten from a million up and below 0.0001."""
-    if value is None or not math.isfinite(value):
-        return "n/a"
-    if value and not 1e-4 <= abs(value) < 1e6:
-        return f"{value:.2e}"
-    return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}" if value else "0"
+    digits = 2 - math.floor(math.log10(abs(value))) if value and math.isfinite(value) else 0
+    return _fixed(0.0 if value == 0 else value, max(digits, 0) if -4 < digits < 7 else None, ",")
 
 
 def _size(count: float | None) -> str:
@@ -317,19 +274,22 @@ def _layout(table: list[list[str]], width: int) -> list[str]:
         widths = [max(w, *map(len, title)) for w, title in zip(widths, titles, strict=True)]
         if sum(widths) + 2 * len(widths) - 2 <= width:
             break
-    rows = [itertools.zip_longest(*row, fillvalue="") for row in (titles, *wrapped)]
-    lines = [zip(parts, "<<<>><>>>", widths, strict=True) for parts in itertools.chain.from_iterable(rows)]
-    return ["  ".join(f"{part:{side}{w}}" for part, side, w in line).rstrip() for line in lines]
+    forms = [f"{side}{w}" for side, w in zip("<<<>><>>>", widths, strict=True)]
+    lines = [parts for row in (titles, *wrapped) for parts in itertools.zip_longest(*row, fillvalue="")]
+    return ["  ".join(map(format, parts, forms)).rstrip() for parts in lines]
 
 
-def _templates() -> Environment:
+def _render(name: str, names: dict[str, Any], block: str = "") -> str:
+    """A template, or one block of it, filled in; unpaired surrogates, which no file can hold, become question marks."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     templates = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined)
     templates.trim_blocks = templates.lstrip_blocks = True
     templates.filters["sha256"] = lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     templates.filters["sig"] = _sig
-    return templates
+    template = templates.get_template(name)
+    draw = template.blocks[block] if block else template.root_render_func
+    return "".join(draw(template.new_context(names))).encode("utf-8", "replace").decode()
 
 
 def _uri(kind: str, data: bytes) -> str:
@@ -350,58 +310,52 @@ def _figure(folder: Path, name: str) -> tuple[str, str]:
 
 def _plot(draw: Callable[[Report, Axes], None], report: Report) -> tuple[str, str]:
     """Draw once, as SVG, for a light page and, with the colours exchanged, for a dark one."""
-    import matplotlib
-    from matplotlib.figure import Figure
+    from matplotlib import figure, rc_context
 
     style: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "bakeoff", "font.size": 9.5, "text.color": INK}
     style |= {"axes.edgecolor": FAINT, "axes.labelcolor": MUTED, "xtick.color": MUTED, "ytick.color": MUTED}
     style |= {"axes.spines.top": False, "axes.spines.right": False, "text.parse_math": False}  # a name may hold $
     height = max(3.3, 1 + 0.46 * len(report.summary.rows))
-    with matplotlib.rc_context(style), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of glyphs that this font lacks: the browser has its own
-        figure, page = Figure(figsize=(5.4, height), layout="constrained"), io.StringIO()
-        axes = figure.add_subplot()
+    with rc_context(style), warnings.catch_warnings(action="ignore"):  # of glyphs it lacks: browsers have their own
+        drawing, page = figure.Figure(figsize=(5.4, height), layout="constrained"), io.StringIO()
+        axes = drawing.add_subplot()
         draw(report, axes)
         if axes.get_xscale() == "log":
-            axes.xaxis.set_major_formatter("{x:g}")
-            axes.xaxis.set_minor_formatter("")
-        figure.savefig(page, format="svg", transparent=True, metadata={"Date": None})
+            axes.xaxis.set(major_formatter="{x:g}", minor_formatter="")
+        drawing.savefig(page, format="svg", transparent=True, metadata={"Date": None})
     light = page.getvalue().replace("'DejaVu Sans'", "system-ui, 'DejaVu Sans'")
     dark = re.sub("|".join(DARK), lambda found: DARK[found[0]], light)
     return _uri(IMAGES[".svg"], light.encode()), _uri(IMAGES[".svg"], dark.encode())
 
 
-def _drawable(*values: float | None) -> bool:
-    return all(value is None or abs(value) < 1e100 for value in values)
+def _ends(interval: Interval | None) -> list[float]:
+    """The mean, then the bounds; nothing where a plot cannot show them."""
+    known = [x for x in (interval.mean, interval.low, interval.high) if x is not None] if interval else []
+    return known if all(abs(x) < 1e100 for x in known) else []
 
 
 def _cost_quality(report: Report, axes: Axes) -> None:
     """Median CPU seconds against the primary metric, the Pareto set filled and joined by its staircase."""
     metric, sign = report.bout.primary, 1 if report.bout.primary.better == "higher" else -1
-    rows = [(row.cost.get("cpu_s", -1.0), row.primary, row.contender) for row in report.summary.rows]
-    known = [(max(x, 1e-3), y, name) for x, y, name in rows if x >= 0 and y and _drawable(x, y.mean, y.low, y.high)]
-    points = sorted(known, key=lambda point: (point[0], -sign * point[1].mean))
+    rows = [(row.cost.get("cpu_s", -1.0), _ends(row.primary), row.contender) for row in report.summary.rows]
+    known = [(max(x, 1e-3), ends, name) for x, ends, name in rows if 0 <= x < 1e100 and ends]
     pareto: list[tuple[float, float]] = []
-    for x, y, name in points:
-        best = not pareto or sign * y.mean > sign * pareto[-1][1]
-        pareto += [(x, y.mean)] if best else []
-        color, fill = (ACCENT, ACCENT) if best else (MUTED, "none")
-        axes.plot([x, x], [y.mean if y.low is None else y.low, y.mean if y.high is None else y.high], color=color)
-        axes.plot(x, y.mean, "o", ms=7, mec=color, mfc=fill, mew=1.4, zorder=3)
+    for x, ends, name in sorted(known, key=lambda point: (point[0], -sign * point[1][0])):
+        best = not pareto or sign * ends[0] > sign * pareto[-1][1]
+        pareto += [(x, ends[0])] if best else []
+        color, fill, side, turn = (ACCENT, ACCENT, "right", 1) if best else (MUTED, "none", "left", -1)
+        axes.plot([x] * len(ends), ends, "-o", markevery=3, ms=7, color=color, mfc=fill, mew=1.4, zorder=3)
         # No point can be on the cheaper and better side of a Pareto point: room for its name.
-        side, offset = ("right", (-6, 4 * sign)) if best else ("left", (6, -4 * sign))
-        up = "bottom" if offset[1] > 0 else "top"
-        axes.annotate(printable(name, 24), (x, y.mean), offset, textcoords="offset points", ha=side, va=up)
+        offset, up = (-6 * turn, 4 * turn * sign), "bottom" if turn == sign else "top"
+        axes.annotate(printable(name, 24), (x, ends[0]), offset, textcoords="offset points", ha=side, va=up)
     axes.step([x for x, _ in pareto], [y for _, y in pareto], where="post", color=FAINT, lw=1.2, zorder=1)
-    axes.set_xscale("log")
-    axes.margins(x=0.2, y=0.12)
-    axes.set_xlabel("CPU seconds per run (median)")
+    axes.set(xscale="log", xmargin=0.2, ymargin=0.12, xlabel="CPU seconds per run (median)")
     axes.set_ylabel(f"{printable(metric.name, 24)} ({metric.better} is better)")
 
 
 def _differences(report: Report, axes: Axes) -> None:
     """Every seed's difference to every other contender, and the interval that the verdict rests on."""
-    metric, method, log = report.bout.primary, report.method, report.log
+    metric, method, log = report.bout.primary, report.method, report.bout.primary.scale == "log"
     scores = {(r.contender, r.seed): r.scores[metric.name] for r in report.runs if metric.name in r.scores}
     rows = [row.versus for row in report.summary.rows if row.versus]
     axes.axvspan(1 / (1 + metric.margin) if log else -metric.margin, log + metric.margin, color=BAND, lw=0)
@@ -409,14 +363,10 @@ def _differences(report: Report, axes: Axes) -> None:
     for y, versus in enumerate(rows):
         pairs = [(scores[method, s], b) for (c, s), b in scores.items() if c == versus.rival and (method, s) in scores]
         found = [a / b for a, b in pairs if min(a, b) > 0] if log else [a - b for a, b in pairs]
-        dots, mean = list(filter(_drawable, found)), versus.difference
+        dots, ends = [x for x in found if abs(x) < 1e100], _ends(versus.difference)
         axes.plot(dots, [y - 0.17] * len(dots), "o", ms=4.5, mec=MUTED, mfc="none", mew=0.9)
-        if mean and _drawable(mean.mean, mean.low, mean.high):
-            bounds = [x for x in (mean.low, mean.high) if x is not None]
-            axes.plot(bounds, [y + 0.13] * len(bounds), color=ACCENT, lw=2.2)
-            axes.plot(mean.mean, y + 0.13, "o", ms=6.5, color=ACCENT)
+        axes.plot(ends, [y + 0.13] * len(ends), "-o", markevery=3, ms=6.5, color=ACCENT, lw=2.2)
     axes.set_yticks(range(len(rows)), [printable(versus.rival, 24) for versus in rows], color=INK)
-    axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
-    axes.set_xscale("log" if log else "linear")
+    axes.set(ylim=(max(len(rows), 1) - 0.5, -0.5), xscale="log" if log else "linear")
     side = f"{'right' if metric.better == 'higher' else 'left'} of the line: {printable(method, 24)} better"
     axes.set_xlabel(f"{printable(metric.name, 24)}: {'ratio' if log else 'difference'} ({side})")

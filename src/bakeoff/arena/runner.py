@@ -15,8 +15,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,18 +46,12 @@ OnDone = Callable[[Run], None]
 
 
 def run_local(
-    tasks: Iterable[Task],
-    on_done: OnDone,
-    *,
-    jobs: int = 1,
-    limits: Limits | None = None,
-    preload: tuple[str, ...] = (),
+    tasks: Iterable[Task], on_done: OnDone, *, jobs: int = 1, limits: Limits = Limits(), preload: tuple[str, ...] = ()
 ) -> None:
     """Execute tasks in `jobs` processes at a time and hand each finished record to `on_done`.
 
     On any exception, KeyboardInterrupt included, every process is killed before it goes on its way.
     """
-    limits = limits or Limits()
     memory, queue = limits.memory_bytes(jobs), iter(tasks)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([worker.__name__, *preload])
@@ -67,7 +61,7 @@ def run_local(
             while True:
                 while len(active) < jobs and (task := next(queue, None)):
                     with _starting():
-                        active.append(_Child.start(context, task, limits.timeout, memory))
+                        active.append(_Child(context, task, limits.timeout, memory))
                 if not active:
                     return
                 wait([c for child in active for c in child.waitables()], timeout=0.1)
@@ -82,16 +76,14 @@ def run_local(
 @contextlib.contextmanager
 def _one_thread_each() -> Iterator[None]:
     """Fork runs with one thread for each numerical library, so that scores do not depend on how many run at a time."""
-    before = {name: os.environ.get(name) for name in _THREADS}
+    before = {name: os.environ[name] for name in _THREADS if name in os.environ}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in _THREADS:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 @contextlib.contextmanager
@@ -107,33 +99,21 @@ def _starting() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@dataclass
 class _Child:
     """A run in its process."""
 
-    task: Task
-    process: Any
-    result: Connection
-    log: Connection
-    life: Connection
-    deadline: float
-    timeout: float
-    memory: float
-    run: Run | None = None
-    tail: bytearray = field(default_factory=bytearray)
-    next_look: float = 0.0
-
-    @classmethod
-    def start(cls, context: Any, task: Task, timeout: float, memory: float) -> _Child:
-        result, result_end = context.Pipe(duplex=False)
-        log, log_end = context.Pipe(duplex=False)
-        life_end, life = context.Pipe(duplex=False)
-        process = context.Process(target=worker.main, args=(task, result_end, log_end, life_end), daemon=False)
-        process.start()
+    def __init__(self, context: Any, task: Task, timeout: float, memory: float) -> None:
+        self.task, self.timeout, self.memory = task, timeout, memory
+        self.result, result_end = context.Pipe(duplex=False)
+        self.log, log_end = context.Pipe(duplex=False)
+        life_end, self.life = context.Pipe(duplex=False)
+        self.process = context.Process(target=worker.main, args=(task, result_end, log_end, life_end), daemon=False)
+        self.process.start()
         for end in (result_end, log_end, life_end):
             end.close()
-        os.set_blocking(log.fileno(), False)
-        return cls(task, process, result, log, life, time.monotonic() + timeout, timeout, memory)
+        os.set_blocking(self.log.fileno(), False)
+        self.start, self.next_look, self.tail = time.monotonic(), 0.0, bytearray()
+        self.run: Run | None = None
 
     def waitables(self) -> list[Any]:
         return [self.result, self.process.sentinel, *([] if self.log.closed else [self.log])]
@@ -147,7 +127,7 @@ class _Child:
             self.run = self.run or self._ended("failed", self._exit_reason())
         elif not self.process.is_alive():
             self.run = self._ended("failed", self._exit_reason())
-        elif time.monotonic() > self.deadline:
+        elif time.monotonic() > self.start + self.timeout:
             self.run = self._ended("timeout", f"Timeout: longer than {self.timeout:g} s")
         elif self._memory_in_use() > self.memory:
             self.run = self._ended("oom", f"OutOfMemory: more than {self.memory / 2**30:.3g} GB")
@@ -166,28 +146,27 @@ class _Child:
         return self.run
 
     def kill(self) -> None:
-        """Kill the process, its group, and descendants that left the group."""
-        family = [self.process.pid, *_descendants(self.process.pid)]
-        for end, pid in [(os.killpg, family[0]), *((os.kill, pid) for pid in family)]:
+        """End the run and all that it started: its guard does, or else, in case of need, we do."""
+        self.life.close()
+        self.process.join(2.0)
+        family = [self.process.pid, *worker.descendants(self.process.pid)] if self.process.is_alive() else []
+        for end, pid in [(os.killpg, self.process.pid), *((os.kill, pid) for pid in family)]:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 end(pid, signal.SIGKILL)
         self.process.join()
         self._read_log()
-        for connection in (self.result, self.log, self.life):
+        for connection in (self.result, self.log):
             connection.close()
         self.process.close()
 
     def _read_log(self) -> None:
-        for _ in range(_READS):  # bounded: a run that prints without end must not keep the driver here
-            try:
-                chunk = b"" if self.log.closed else os.read(self.log.fileno(), _TAIL_BYTES)
-            except BlockingIOError:
-                return
-            if not chunk:
-                self.log.close()
-                return
-            self.tail += chunk
-            del self.tail[:-_TAIL_BYTES]
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(_READS):  # bounded: a run that prints without end must not keep the driver here
+                if self.log.closed or not (chunk := os.read(self.log.fileno(), _TAIL_BYTES)):
+                    self.log.close()
+                    return
+                self.tail += chunk
+                del self.tail[:-_TAIL_BYTES]
 
     def _exit_reason(self) -> str:
         self.process.join(1.0)
@@ -197,15 +176,14 @@ class _Child:
         return f"Exited: the process ended with code {code} before it had a result"
 
     def _ended(self, status: Any, error: str) -> Run:
-        cost = {"wall_s": self.timeout - (self.deadline - time.monotonic())}
-        return Run(**{**vars(self.task.run), "status": status, "error": error, "cost": cost})
+        return replace(self.task.run, status=status, error=error, cost={"wall_s": time.monotonic() - self.start})
 
     def _memory_in_use(self) -> float:
         now = time.monotonic()
         if now < self.next_look:
             return 0.0
         self.next_look = now + 0.1
-        return sum(_resident(pid) for pid in [self.process.pid, *_descendants(self.process.pid)])
+        return sum(map(_resident, worker.descendants(self.process.pid)))
 
 
 def _resident(pid: int) -> float:
@@ -213,16 +191,3 @@ def _resident(pid: int) -> float:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
         return 0.0
-
-
-def _descendants(pid: int) -> list[int]:
-    """Children, children's children and so on; nothing where /proc is missing."""
-    found, todo = [], [pid]
-    while todo:
-        parent = todo.pop()
-        with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{parent}/task").iterdir():
-                children = [int(child) for child in (task / "children").read_text().split()]
-                found += children
-                todo += children
-    return found

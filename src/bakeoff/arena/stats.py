@@ -22,9 +22,8 @@ COSTS = ("wall_s", "cpu_s", "peak_mb", "artefact_bytes", "model_calls")
 ALPHA, MIN_SEEDS, MIN_EXAMPLES, MAX_SEEDS, EXACT_UP_TO, DRAWS = 0.05, 5, 30, 10_000, 12, 20_000
 TIE, HUGE = 1e-12, 1e150  # differences below this share of the scores are rounding; squares of more overflow
 
-Verdict = Literal["better", "worse", "practically equal", "not shown"]
 Unit = Literal["seed", "example"]
-Word = Verdict | Literal["too few runs"]
+Word = Literal["better", "worse", "practically equal", "not shown", "too few runs"]
 ClaimWord = Literal["held", "not held", "not shown", "by design", "not decidable here", "not tested"]
 
 
@@ -42,83 +41,77 @@ class Interval:
 class Comparison:
     """The paper's contender against one other, on the primary metric.
 
-    ``difference`` is paper minus other in the metric's unit; for ``scale="log"`` it is the ratio paper / other.
-    ``verdict`` says how the paper's contender does ("better": it is better). ``needed`` is the number of seeds that
-    would decide a "not shown", None where no number would (or nothing is to decide). ``p`` and ``p_holm`` are None
-    where the test could not reach 0.05 with this n.
+    ``difference`` is paper minus other, for ``scale="log"`` the ratio paper / other; ``verdict`` says how the paper's
+    contender does; ``needed`` seeds would decide a "not shown", None where no number would or nothing is to decide;
+    ``p`` and ``p_holm`` are None where the test could not reach 0.05 with this n.
     """
 
     rival: str
-    unit: Literal["seed", "example"]
+    unit: Unit
     difference: Interval | None
     wins: int
     ties: int
     losses: int
     p: float | None
     p_holm: float | None
-    verdict: Verdict | Literal["too few runs"]
+    verdict: Word
     needed: int | None
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One line of the table.
+
+    ``values``: primary scores of the seeds that ended ok; ``statuses``: seeds that ended in each, or are "missing";
+    ``cost``: medians over the ok runs; ``cpu_ratio``: geometric mean of CPU seconds relative to the cheapest contender.
+    """
 
     contender: str
     role: str
     primary: Interval | None
     exploratory: dict[str, Interval]
     values: list[float]
-    """The primary score of every seed that ended ok, in the order of seeds."""
     planned: int
     statuses: dict[str, int]
-    """How many runs ended in each status; missing ones are counted as 'missing'."""
     cost: dict[str, float] = field(default_factory=dict)
-    """Median wall_s, cpu_s, peak_mb, artefact_bytes, model_calls over the ok runs, where known."""
     cpu_ratio: Interval | None = None
-    """Geometric mean of CPU seconds relative to the cheapest contender, interval on the log-ratio."""
     versus: Comparison | None = None
 
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """A claim with its verdict and the number that it rests on."""
+    """A claim with its verdict and the number that it rests on; ``why`` says what was compared, or why nothing was."""
 
     claim: Claim
     verdict: ClaimWord
     value: Interval | None
     why: str = ""
-    """One line: what was compared, or why there is no verdict."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """All numbers of a report."""
+    """All numbers of a report; ``floor_beaten`` is None where it cannot be told."""
 
     rows: list[Row]
     claims: list[ClaimResult]
     floor_beaten: bool | None
-    """None where it cannot be told."""
     notes: list[str]
-    """Exclusions, pairing, and what the reader must know."""
 
 
 @dataclass(frozen=True)
 class _Gains:
-    """Gains per unit, of one contender over another or of a claim's check; none where there is a problem."""
+    """Gains per unit, of one contender over another or of a claim's check; no mean where there is a problem."""
 
     problem: str = ""
     seeds: tuple[int, ...] = ()
     unit: Unit = "seed"
     values: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     tolerance: float = 0.0
+    mean: Interval | None = None
 
 
 def summarise(bout: Bout, runs: list[Run]) -> Summary:
-    """Turn the runs of a bout into the numbers of its report.
-
-    Of several records of one contender and seed the last counts; an ok one without a finite score has diverged.
-    """
+    """The numbers of a report; the last record of each seed counts, an ok one without a finite score has diverged."""
     primary, paper = bout.primary, bout.paper_contender.name
     roles = {c.name: c.role for c in bout.contenders if c.name not in bout.absent}
     ok = {name: _ok(runs, name, primary.name, bout.seeds) for name in roles}
@@ -128,25 +121,16 @@ def summarise(bout: Bout, runs: list[Run]) -> Summary:
     versus = _compare(bout, gains)
     cost = {name: _cost(found) for name, found in ok.items()}
     cheapest = min((n for n in ok if "cpu_s" in cost[n]), key=lambda n: cost[n]["cpu_s"], default=paper)
-    rows = [
-        Row(
-            contender=name,
-            role=role,
-            primary=_score(bout, runs, name, primary),
-            exploratory={m.name: s for m in bout.metrics if not m.primary and (s := _score(bout, runs, name, m))},
-            values=[run.scores[primary.name] for run in ok[name].values()],
-            planned=len(bout.seeds),
-            statuses=dict(Counter(ended[name].values())),
-            cost=cost[name],
-            cpu_ratio=_cpu_ratio(ok[name], ok.get(cheapest, {})),
-            versus=versus.get(name),
-        )
-        for name, role in roles.items()
-    ]
+    rows = []
+    for name, role in roles.items():
+        others = {m.name: s for m in bout.metrics if not m.primary and (s := _score(bout, runs, name, m))}
+        score, values = _score(bout, runs, name, primary), [run.scores[primary.name] for run in ok[name].values()]
+        ends, ratio = dict(Counter(ended[name].values())), _cpu_ratio(ok[name], ok.get(cheapest, {}))
+        rows.append(Row(name, role, score, others, values, len(bout.seeds), ends, cost[name], ratio, versus.get(name)))
     # A gain within the margin beats nothing; an undecided one counts by its mean.
     floors = [(gains[name], versus[name].verdict) for name, role in roles.items() if role == "floor"]
-    told = [g.values.mean() > 0 and verdict != "practically equal" for g, verdict in floors if not g.problem]
-    beaten = False if not all(told) else True if told and len(told) == len(floors) else None
+    beats = [g.values.mean() > 0 and verdict != "practically equal" for g, verdict in floors if g.mean]
+    beaten = False if not all(beats) else True if beats and len(beats) == len(floors) else None
     return Summary(rows, [judge_claim(c, bout, runs) for c in bout.claims], beaten, _notes(bout, ended, gains, rows))
 
 
@@ -155,28 +139,34 @@ def _compare(bout: Bout, gains: dict[str, _Gains]) -> dict[str, Comparison]:
     margin = math.log1p(metric.margin) if metric.scale == "log" else metric.margin
     # No p for overlapping splits: they correlate the differences, and flipping each sign on its own then rejected
     # 38 % of true null hypotheses in a simulation (two ridge regressions, 8 splits of 120 rows into halves).
-    family = {name: g.values for name, g in gains.items() if not g.problem and not bout.overlap}
-    least = {name: 2.0 ** (1 - len(v)) if len(v) <= EXACT_UP_TO else 1 / (DRAWS + 1) for name, v in family.items()}
-    p = {name: sign_flip_p(v) for name, v in family.items() if least[name] * len(family) <= ALPHA}
+    family = {name: g.values for name, g in gains.items() if g.mean and not bout.overlap}
+    p = {n: sign_flip_p(v) for n, v in family.items() if max(2.0 ** (1 - len(v)), 1 / DRAWS) * len(family) <= ALPHA}
     p_holm = dict(zip(p, holm(list(p.values())), strict=True))
     versus = {}
     for name, g in gains.items():
-        difference, needed = None, None
-        verdict: Word = "not shown" if g.seeds else "too few runs"
-        if not g.problem:
-            gain = t_interval(g.values, bout.overlap, g.tolerance)
-            difference, verdict = _shown(gain, metric.better, metric.scale), verdict_of(gain, margin + g.tolerance)
-            needed = seeds_needed(gain, margin, bout.overlap) if (verdict, g.unit) == ("not shown", "seed") else None
+        difference = g.mean and _shown(g.mean, metric.better, metric.scale)
         counts = (int((g.values > 0).sum()), int((g.values == 0).sum()), int((g.values < 0).sum()))
+        verdict, needed = _verdict(g, margin, bout.overlap)
         versus[name] = Comparison(name, g.unit, difference, *counts, p.get(name), p_holm.get(name), verdict, needed)
     return versus
 
 
-def judge_claim(claim: Claim, bout: Bout, runs: list[Run]) -> ClaimResult:
-    """Hold a claim against the runs: by the interval, below 5 units by every single value.
+def _verdict(g: _Gains, margin: float, overlap: float) -> tuple[Word, int | None]:
+    """Read the interval against the margin; where it shows nothing, also the seeds that would, all else unchanged."""
+    if g.mean is None or g.mean.low is None or g.mean.high is None:
+        return "not shown" if g.problem and g.seeds else "too few runs", None
+    mean, low, high, reach = g.mean.mean, g.mean.low, g.mean.high, margin + g.tolerance
+    if low > reach or high < -reach:
+        return "better" if mean > 0 else "worse", None
+    if -reach <= low and high <= reach:
+        return "practically equal", None
+    sd, room = (high - low) / 2 / _t_factor(g.mean.n, overlap), abs(abs(mean) - margin)
+    n = bisect_left(range(MAX_SEEDS + 1), True, lo=g.mean.n + 1, key=lambda n: sd * _t_factor(n, overlap) < room)
+    return "not shown", n if n <= MAX_SEEDS and g.unit == "seed" else None
 
-    The value of a claim with a rival is the gain: above 0, or a ratio above 1, where the contender is better.
-    """
+
+def judge_claim(claim: Claim, bout: Bout, runs: list[Run]) -> ClaimResult:
+    """Hold a claim against the runs; the value of one with a rival is the gain: above 0, a ratio above 1, if better."""
     if claim.status == "not decidable here":
         return ClaimResult(claim, claim.status, None)
     ours, wanted = claim.contender or bout.paper_contender.name, claim.metric or bout.primary.name
@@ -186,28 +176,27 @@ def judge_claim(claim: Claim, bout: Bout, runs: list[Run]) -> ClaimResult:
         names, what, better = [f"claim:{claim.check}"], f"{claim.metric} of {claim.check}", claim.better
         metric = Metric(claim.metric, claim.better)
         bout = replace(bout, overlap=0.0, seeds=tuple(sorted({run.seed for run in runs if run.contender in names})))
-    g = _gains(bout, runs, metric, *names)
-    by_design = claim.status == "by design"
-    if g.problem:
+    g, by_design = _gains(bout, runs, metric, *names), claim.status == "by design"
+    if g.mean is None:
         why = g.problem if claim.rival or bout.seeds else "run with --claims"
         return ClaimResult(claim, "by design" if by_design else "not tested", None, why)
     # A margin of -m (may be worse by m) mirrors m, also between ratios.
     margin = math.copysign(math.log1p(abs(claim.margin)), claim.margin) if metric.scale == "log" else claim.margin
     needed = f"a ratio of {math.exp(margin):.4g}" if metric.scale == "log" else f"{margin:.4g}"
     margin = (margin if better == "higher" else -margin) - g.tolerance
-    gain = t_interval(g.values, bout.overlap, g.tolerance)
-    low, high = (g.values.min(), g.values.max()) if gain.low is None or gain.high is None else (gain.low, gain.high)
-    why = f"{what}, {gain.n} {g.unit}s; needed: {needed} or {'more' if better == 'higher' else 'less'}"
-    word: ClaimWord = "by design" if by_design else "held" if low >= margin else "not shown"
-    return ClaimResult(claim, "not held" if high < margin else word, _shown(gain, better, metric.scale), why)
+    # Without an interval, every single value of a check must be on the same side; a rivalry is left open.
+    bounds = [x for x in (g.mean.low, g.mean.high) if x is not None]
+    low, high = bounds or (g.values.min(), g.values.max())
+    word: ClaimWord = "held" if low >= margin else "not held" if high < margin else "not shown"
+    why = f"{what}, {g.mean.n} {g.unit}s; needed: {needed} or {'more' if better == 'higher' else 'less'}"
+    if claim.rival and not bounds:
+        word, why = "not shown", f"{why}; too few runs for an interval"
+    word = "by design" if by_design and word != "not held" else word
+    return ClaimResult(claim, word, _shown(g.mean, better, metric.scale), why)
 
 
 def t_interval(values: ArrayLike, overlap: float = 0.0, tolerance: float = 0.0) -> Interval:
-    """Mean with 95 % Student t interval; no bounds below 5 values.
-
-    ``overlap``: test rows per training row of redrawn splits, for the factor sqrt(1/n + overlap) in place of sqrt(1/n).
-    ``tolerance``: values within this range of each other are one value.
-    """
+    """Mean with 95 % t interval, no bounds below 5 values; those within `tolerance` are one; `overlap` as in `Bout`."""
     values = np.asarray(values, dtype=float)
     n, largest = len(values), float(np.abs(values).max()) or 1.0
     scaled = values / largest  # the squares of tiny scores would be 0
@@ -223,35 +212,15 @@ def _t_factor(n: int, overlap: float) -> float:
     return float(special.stdtrit(n - 1, 1 - ALPHA / 2)) * math.sqrt(1 / n + overlap)
 
 
-def verdict_of(gain: Interval, margin: float) -> Word:
-    """Read an interval of gains against the practical margin, both on the working scale."""
-    if gain.low is None or gain.high is None:
-        return "too few runs"
-    if gain.low > margin or gain.high < -margin:
-        return "better" if gain.mean > 0 else "worse"
-    return "practically equal" if -margin <= gain.low and gain.high <= margin else "not shown"
-
-
-def seeds_needed(gain: Interval, margin: float, overlap: float = 0.0) -> int | None:
-    """Seeds that would take the interval, mean and deviation unchanged, wholly beyond or within the margin, if any."""
-    if gain.low is None or gain.high is None:
-        return None
-    sd, room = (gain.high - gain.low) / 2 / _t_factor(gain.n, overlap), abs(abs(gain.mean) - margin)
-    n = bisect_left(range(MAX_SEEDS + 1), True, lo=gain.n + 1, key=lambda n: sd * _t_factor(n, overlap) < room)
-    return n if n <= MAX_SEEDS else None
-
-
 def sign_flip_p(gains: ArrayLike) -> float:
     """Two-sided p of the mean under random signs: exact up to n = 12, else 20,000 draws of a fixed generator."""
     gains, rng = np.asarray(gains, dtype=float), np.random.default_rng(0)
-    n, total = len(gains), gains.sum()
+    n, total, exact = len(gains), gains.sum(), len(gains) <= EXACT_UP_TO
     reached = abs(total) - TIE * np.abs(gains).sum()
-    if n <= EXACT_UP_TO:
-        flips = np.arange(2**n)[:, None] >> np.arange(n) & 1
-        return float(np.mean(np.abs(2 * (flips @ gains) - total) >= reached))
-    blocks = (rng.integers(2, size=(500, n), dtype=np.int8) for _ in range(DRAWS // 500))
+    drawn = (rng.integers(2, size=(500, n), dtype=np.int8) for _ in range(DRAWS // 500))
+    blocks = [np.arange(2**n)[:, None] >> np.arange(n) & 1] if exact else drawn
     hits = sum(int((np.abs(2 * (flips @ gains) - total) >= reached).sum()) for flips in blocks)
-    return (hits + 1) / (DRAWS + 1)
+    return hits / 2**n if exact else (hits + 1) / (DRAWS + 1)
 
 
 def holm(p: list[float]) -> list[float]:
@@ -279,23 +248,23 @@ def _gains(bout: Bout, runs: list[Run], metric: Metric, *names: str) -> _Gains:
     sides = [[ok[seed] for seed in seeds] for ok in found]
     lengths = {len(run.examples.get(metric.name, [])) for side in sides for run in side}
     unit: Unit = "example" if not bout.overlap and len(lengths) == 1 and min(lengths) >= MIN_EXAMPLES else "seed"
+    scores = np.array([[run.scores[metric.name] for run in side] for side in sides], dtype=float)
     if unit == "example":
         scores = np.array([np.mean([run.examples[metric.name] for run in side], axis=0) for side in sides])
-    else:
-        scores = np.array([[run.scores[metric.name] for run in side] for side in sides], dtype=float)
     tolerance = TIE * np.abs(scores).max(axis=0)
     if metric.scale == "log":
         if scores.min() <= 0:
             return _Gains(f"no ratio of {' to '.join(names)}: {metric.name} has a value of 0 or less", seeds, unit)
         scores, tolerance = np.log(scores), np.full(scores.shape[1], TIE)
     values = (scores[0] - scores[1:].sum(axis=0)) * (1 if metric.better == "higher" else -1)
-    return _Gains("", seeds, unit, np.where(np.abs(values) <= tolerance, 0.0, values), float(tolerance.max()))
+    values, widest = np.where(np.abs(values) <= tolerance, 0.0, values), float(tolerance.max())
+    return _Gains("", seeds, unit, values, widest, t_interval(values, bout.overlap, widest))
 
 
 def _score(bout: Bout, runs: list[Run], name: str, metric: Metric) -> Interval | None:
     """Mean of one contender; geometric for a log metric, None where that does not exist."""
-    g = _gains(bout, runs, metric, name)
-    return None if g.problem else _shown(t_interval(g.values, bout.overlap), metric.better, metric.scale)
+    mean = _gains(bout, runs, metric, name).mean
+    return mean and _shown(mean, metric.better, metric.scale)
 
 
 def _shown(gain: Interval, better: str, scale: str) -> Interval:
@@ -307,8 +276,7 @@ def _shown(gain: Interval, better: str, scale: str) -> Interval:
 
 
 def _cost(ok: dict[int, Run]) -> dict[str, float]:
-    known = {name: [run.cost[name] for run in ok.values() if name in run.cost] for name in COSTS}
-    return {name: float(np.median(values)) for name, values in known.items() if values}
+    return {c: float(np.median(known)) for c in COSTS if (known := [r.cost[c] for r in ok.values() if c in r.cost])}
 
 
 def _cpu_ratio(ok: dict[int, Run], cheapest: dict[int, Run]) -> Interval | None:

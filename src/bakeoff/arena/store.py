@@ -15,7 +15,6 @@ import io
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -24,30 +23,33 @@ from urllib.parse import quote
 
 from bakeoff.arena.types import SCHEMA, Bout, InputError, Run
 
-_START = '{"run":'
 _SLUG = re.compile(r"[A-Za-z0-9][\w.-]{0,59}")
 _SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|credential|auth")
 _SECRET_OPTION = re.compile(r"(?i)(?:_key|token|secret|passw(?:or)?d)$")
 _MASK = "REDACTED"
-_SECRET_SHAPES = [
-    (re.compile(r"(?<=://)[^/\s@]+(?=@)"), _MASK),
-    (re.compile(r"(?i)([?&](?:api[_-]?key|access[_-]?token|token|key|secret|password|sig)=)[^&\s\"']+"), rf"\1{_MASK}"),
-    (re.compile(r"(?i)(--[\w-]*(?:key|token|secret|password)(?![\w-]*-env\b)[\w-]*[= ])\S+"), rf"\1{_MASK}"),
-    (re.compile(r"(?i)\b((?:api[_-]?key|token|secret|password)\s*[=:]\s*[\"']?)[^\s\"',;}]{6,}"), rf"\1{_MASK}"),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}"), rf"\1 {_MASK}"),
-    (
-        re.compile(r"\b(?:[spr]k[-_][\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{20,}|AKIA[0-9A-Z]{16}|xox[baprs]-[\w-]{10,})"),
-        _MASK,
-    ),
-]
+_SECRET_SHAPES = {
+    r"(?<=://)[^/\s@]+(?=@)": _MASK,
+    r"(?i)([?&](?:api[_-]?key|access[_-]?token|token|key|secret|password|sig)=)[^&\s\"']+": rf"\1{_MASK}",
+    r"(?i)(--[\w-]*(?:key|token|secret|password)(?![\w-]*-env\b)[\w-]*[= ])\S+": rf"\1{_MASK}",
+    r"(?i)\b((?:api[_-]?key|token|secret|password)\s*[=:]\s*[\"']?)[^\s\"',;}]{6,}": rf"\1{_MASK}",
+    r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}": rf"\1 {_MASK}",
+    r"\b(?:[spr]k[-_][\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{20,}|AKIA[0-9A-Z]{16}|xox[baprs]-[\w-]{10,})": _MASK,
+}
+_DAMAGE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+_hints = functools.cache(get_type_hints)
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
 def redact(value: Any) -> Any:
     """Replace whatever is or looks like a secret in all strings of a JSON-like value, such as a run or a bout."""
     options = value.get("options", {}) if isinstance(value, dict) else {}
-    named = [v for k, v in options.items() if isinstance(v, str) and _SECRET_OPTION.search(k)]
-    secrets = [s for s in [*named, *_known_secrets()] if len(s) >= 8]
-    forms = {f for s in secrets for f in (s, repr(s)[1:-1], json.dumps(s)[1:-1], quote(s, safe=""))}
+    secrets = [v for k, v in options.items() if isinstance(v, str) and _SECRET_OPTION.search(k)]
+    secrets += [v for k, v in os.environ.items() if _SECRET_NAME.search(k)]
+    hub = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    for file in (hub / "token", Path.home() / ".huggingface" / "token"):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            secrets.append(file.read_text().strip())
+    forms = {f for s in secrets if len(s) >= 8 for f in (s, repr(s)[1:-1], json.dumps(s)[1:-1], quote(s, safe=""))}
     return _redact(value, sorted(forms, key=len, reverse=True))
 
 
@@ -61,46 +63,33 @@ def _redact(value: Any, secrets: list[str]) -> Any:
         return value
     for secret in secrets:
         value = value.replace(secret, _MASK)
-    for shape, mask in _SECRET_SHAPES:
-        value = shape.sub(mask, value)
+    for shape, mask in _SECRET_SHAPES.items():
+        value = re.sub(shape, mask, value)
     return value
 
 
-def _known_secrets() -> list[str]:
-    found = [v for k, v in os.environ.items() if _SECRET_NAME.search(k)]
-    hub = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
-    for file in (hub / "token", Path.home() / ".huggingface" / "token"):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            found.append(file.read_text().strip())
-    return found
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        how = "free space or choose another --out; earlier results are intact"
+        raise InputError(f"cannot write: {error.strerror or error}", str(path), how) from error
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write a file so that a crash leaves the old or the new content, never a part.
-
-    Raises
-    ------
-    InputError
-        The disk is full or the folder cannot be written.
-    """
-    blob = data.encode() if isinstance(data, str) else data
-    temporary = None
-    try:
+    """Write a file so that a crash leaves the old or the new content, never a part; InputError where it cannot be."""
+    temporary = path.with_name(f".{path.name[:100]}.{os.urandom(6).hex()}")
+    with _writing(path), contextlib.ExitStack() as cleanup:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(blob)
+        cleanup.callback(temporary.unlink, missing_ok=True)
+        with temporary.open("xb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        temporary.chmod(0o644)
+        temporary.replace(path)
         _sync_folder(path.parent)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
 
 
 def _sync_folder(folder: Path) -> None:
@@ -111,21 +100,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _cannot_write(path: Path, error: OSError) -> InputError:
-    reason = error.strerror or str(error)
-    return InputError(
-        f"cannot write: {reason}", str(path), "free space or choose another --out; earlier results are intact"
-    )
-
-
 def open_folder(out: Path) -> None:
-    """Make or re-open a results folder.
-
-    Raises
-    ------
-    InputError
-        The name cannot be a folder, or the folder holds something other than an earlier bake-off.
-    """
+    """Make or re-open a results folder; InputError where it cannot be one, or holds anything but a bake-off."""
     where = f"--out {str(out)!r}"
     if not str(out).isprintable() or any(len(part.encode()) > 255 for part in out.parts):
         raise InputError("not a usable folder name", where, "use printable characters, at most 255 bytes a part")
@@ -143,26 +119,17 @@ def open_folder(out: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path, name: str = "lock") -> Iterator[None]:
-    """Hold the folder; the system lets go of it when this process dies, however it dies.
-
-    Raises
-    ------
-    InputError
-        Another driver holds it; its process is named.
-    """
+    """Hold the folder until this process dies, however it dies; InputError names another process that holds it."""
     path = folder / f".{name}"
-    try:
+    with _writing(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(handle, 0)
         os.pwrite(handle, str(os.getpid()).encode(), 0)
         yield
     except BlockingIOError as error:
-        holder = os.read(handle, 32).decode(errors="replace").strip()
-        busy = f"in use by another bakeoff (process {holder})"
+        busy = f"in use by another bakeoff (process {os.read(handle, 32).decode(errors='replace').strip()})"
         raise InputError(busy, str(folder), "wait for it or choose another --out") from error
     finally:
         os.close(handle)
@@ -179,15 +146,13 @@ class Journal:
         """Write one record and wait until it is on the disk; returns it as stored, secrets masked."""
         stored = Run.from_json(redact(run.to_json()))
         line = encode(stored) + b"\n"
-        try:
+        with _writing(self.path):
             if self._handle is None:
                 self._handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
                 _sync_folder(self.path.parent)
             while line:
                 line = line[os.write(self._handle, line) :]
             os.fsync(self._handle)
-        except OSError as error:
-            raise _cannot_write(self.path, error) from error
         return stored
 
     def close(self) -> None:
@@ -195,10 +160,6 @@ class Journal:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
-
-
-def _canonical(data: Any) -> str:
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def encode(run: Run) -> bytes:
@@ -213,25 +174,23 @@ def _check_sum(body: str) -> str:
 
 def read_runs(folder: Path) -> tuple[list[Run], list[str]]:
     """All intact runs of a folder, one per key (an ok one wins, else the latest), and a line per bad record."""
-    runs: dict[str, Run] = {}
     problems: list[str] = []
-    for path in sorted((folder / "runs").glob("*.jsonl"), key=lambda p: (p.lstat().st_mtime_ns, p.name)):
-        if path.is_symlink() or not path.is_file():
-            problems.append(f"{path}: not a plain file, left out")
-            continue
-        for run in _decode_file(path, problems):
-            if run.key not in runs or runs[run.key].status != "ok":
-                runs[run.key] = run
-    return list(runs.values()), problems
+    paths = sorted((folder / "runs").glob("*.jsonl"), key=lambda p: (p.lstat().st_mtime_ns, p.name))
+    found = [run for path in paths for run in _decode_file(path, problems)]
+    best = {run.key: run for run in found} | {run.key: run for run in reversed(found) if run.status == "ok"}
+    return list(best.values()), problems
 
 
 def _decode_file(path: Path, problems: list[str]) -> Iterator[Run]:
     """Records are found by their first bytes, so that a damaged line end costs no neighbour."""
+    if path.is_symlink() or not path.is_file():
+        problems.append(f"{path}: not a plain file, left out")
+        return
     text = path.read_bytes().decode("ascii", errors="replace")  # intact records are ASCII
     for number, line in enumerate(text.split("\n"), 1):
         end, size = 0, len(line.rstrip())
         while end < size:
-            start = line.find(_START, end)
+            start = line.find('{"run":', end)
             run, after = _decode(line, max(start, end))
             if not run or line[end:start].strip():
                 problems.append(f"{path}:{number}: damaged record left out")
@@ -242,31 +201,25 @@ def _decode_file(path: Path, problems: list[str]) -> Iterator[Run]:
 
 def _decode(line: str, start: int) -> tuple[Run | None, int]:
     """The record that begins there and where it ends; no record and the line's end where it is damaged."""
-    try:
+    with contextlib.suppress(*_DAMAGE):
         outer, end = json.JSONDecoder().raw_decode(line, start)
         run = Run.from_json(outer["run"])
-        sound = _check_sum(_canonical(outer["run"])) == outer["sha256"] and _conforms(run, Run) and run.schema <= SCHEMA
-        return (run, end) if sound else (None, len(line))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return None, len(line)
-
-
-_hints = functools.cache(get_type_hints)
+        if _check_sum(_canonical(outer["run"])) == outer["sha256"] and _conforms(run, Run) and run.schema <= SCHEMA:
+            return run, end
+    return None, len(line)
 
 
 def _conforms(value: Any, hint: Any) -> bool:
     """Whether data from a file has the type that a field is declared with."""
-    kind, inner = get_origin(hint), get_args(hint)
+    kind, of = get_origin(hint), get_args(hint)
     if isinstance(hint, type) and is_dataclass(hint):
         return isinstance(value, hint) and all(_conforms(getattr(value, k), h) for k, h in _hints(hint).items())
     if kind is dict:
-        return isinstance(value, dict) and all(
-            _conforms(k, inner[0]) and _conforms(v, inner[1]) for k, v in value.items()
-        )
+        return isinstance(value, dict) and all(_conforms(k, of[0]) and _conforms(v, of[1]) for k, v in value.items())
     if kind in (list, tuple):
-        return isinstance(value, list | tuple) and all(_conforms(v, inner[0]) for v in value)
+        return isinstance(value, list | tuple) and all(_conforms(v, of[0]) for v in value)
     if kind is Literal:
-        return isinstance(value, str) and value in inner
+        return isinstance(value, str) and value in of
     if hint in (int, float):
         return (type(value) is int and abs(value) < 2**63) or (hint is float and type(value) is float)
     return hint is Any or (isinstance(value, hint) if isinstance(hint, type) else value is None)
@@ -280,26 +233,19 @@ def write_bout(folder: Path, bout: Bout) -> Bout:
 
 
 def read_bout(folder: Path) -> Bout:
-    """Read back `write_bout`.
-
-    Raises
-    ------
-    InputError
-        No results there, or the file is damaged.
-    """
+    """Read back `write_bout`; InputError where no results are there or the file is damaged."""
     path = folder / "bout.json"
     try:
         if path.is_symlink() or not path.is_file():
-            raise InputError(
-                "no results here (bout.json is missing)", repr(str(folder)), "give a folder that --out named"
-            )
+            how = "give a folder that --out named"
+            raise InputError("no results here (bout.json is missing)", repr(str(folder)), how)
         bout = Bout.from_json(json.loads(path.read_text(encoding="utf-8")))
         if not (_conforms(bout, Bout) and _SLUG.fullmatch(bout.method) and bout.primary and bout.paper_contender):
             raise ValueError("a field has the wrong type")
         if bout.schema > SCHEMA:
             raise InputError(f"written by a newer bakeoff (schema {bout.schema})", str(path), "upgrade bakeoff")
         return bout
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError) as error:
+    except (OSError, StopIteration, *_DAMAGE) as error:
         how = "run the same command again to rewrite it"
         raise InputError(f"damaged: {type(error).__name__}", repr(str(path)), how) from error
 

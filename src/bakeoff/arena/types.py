@@ -58,15 +58,9 @@ class Card:
 class Metric:
     """One column of scores. Exactly one metric of a bout is primary, and only it gets verdicts.
 
-    Parameters
-    ----------
-    margin : float
-        The smallest difference that matters to a user, in the metric's unit (for ``scale="log"`` relative: 0.05 is
-        5 %). Fixed before the run.
-    bounds : (float, float)
-        Values outside are a bug of the bout.
-    scale : {"linear", "log"}
-        "log" for times and losses: differences are taken between logarithms and shown as ratios.
+    ``margin`` is the smallest difference that matters to a user, in the metric's unit (for ``scale="log"`` relative:
+    0.05 is 5 %), fixed before the run. Values outside ``bounds`` are a bug of the bout. ``scale="log"`` is for times
+    and losses: differences are taken between logarithms and shown as ratios.
     """
 
     name: str
@@ -82,17 +76,9 @@ class Metric:
 class Contender:
     """One participant.
 
-    Parameters
-    ----------
-    role : {"paper", "rival", "floor"}
-        Exactly one is the paper's; a floor is random, identity or doing nothing.
-    call : callable (data, seed) -> output
-    why : str
-        Who would pick it, in a line.
-    needs : tuple of str
-        Modules without which the contender is listed as not applicable.
-    optional : bool
-        Runs only when named by ``--contenders``.
+    Exactly one has the role "paper"; a "floor" is random, identity or doing nothing. ``call(data, seed)`` gives the
+    output; ``why`` says in a line who would pick it; without the modules in ``needs`` it is listed as not applicable;
+    an ``optional`` one runs only when named by ``--contenders``.
     """
 
     name: str
@@ -136,19 +122,11 @@ class Claim:
 class Bout:
     """All that a report needs to know of a bout besides its runs; stored as ``bout.json``.
 
-    Parameters
-    ----------
-    use, scale : str
-        The import line of the method, and what CPU scale means for this bout.
-    input_hash : str
-        Of the options and the contents of the files that they name.
-    codes : dict of str to str
-        Per contender, the hash of its code; runs of older code are left out of the report.
-    overlap : float
-        Test rows per training row where every seed redraws an overlapping split of one table (Nadeau-Bengio);
-        0 where seeds draw fresh data.
-    absent : dict of str to str
-        Contenders that do not apply here, with the reason.
+    ``use`` is the import line of the method, ``scale`` what CPU scale means for it. ``input_hash`` covers the options
+    and the contents of the files that they name, ``codes`` the code of each contender (runs of older code are left out
+    of the report). ``overlap`` is the number of test rows per training row where every seed redraws an overlapping
+    split of one table (Nadeau-Bengio), 0 where seeds draw fresh data or share fixed examples. ``absent`` names the
+    contenders that do not apply here, with the reason.
     """
 
     method: str
@@ -274,24 +252,12 @@ class Task:
 class Run:
     """One record: what one contender did with one seed. A pure function of its key.
 
-    Parameters
-    ----------
-    key : str
-        Hash of method, contender, seed, options, input and code.
-    contender : str
-        A contender's name, or ``claim:NAME`` for the stand-alone experiment NAME of a claim.
-    status : str
-        ok, failed, timeout, oom, diverged (a score is not finite) or interrupted.
-    scores, examples : dict
-        Per metric a number (the mean where the bout scores examples), and the per-example scores where it does.
-    details : dict
-        What ``score`` returned beyond the metrics, for the bout's own figures.
-    cost : dict
-        wall_s, cpu_s, peak_mb (above the baseline after loading), and where known artefact_bytes, model_calls.
-    error : str
-        Error class, message and the last 20 lines that the run printed.
-    environment : dict
-        Versions, platform, threads: from a fixed list, never the process environment.
+    ``contender`` is a contender's name, or ``claim:NAME`` for the stand-alone experiment NAME of a claim. ``scores``
+    holds a number per metric (the mean where the bout scores examples), ``examples`` the per-example scores where it
+    does, ``details`` what ``score`` returned beyond the metrics, for the bout's own figures. ``cost`` has wall_s,
+    cpu_s, peak_mb (above the baseline after loading), and where known artefact_bytes and model_calls. ``error`` is
+    class, message and the last 20 lines that the run printed. ``environment`` is versions, platform and threads, from
+    a fixed list and never the process environment. A run whose score is not finite has "diverged".
     """
 
     key: str

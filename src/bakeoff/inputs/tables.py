@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import warnings
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -114,7 +115,7 @@ def load_groups(path: Path, names: tuple[str, ...], where: str = "--groups") -> 
     Raises
     ------
     InputError
-        Not such a file, an unknown column, or a column in two groups.
+        Not such a file, an unknown column, a column in two groups, or a group with the name of a column outside it.
     """
     check_file(path, where, (".json",))
     try:
@@ -132,16 +133,18 @@ def load_groups(path: Path, names: tuple[str, ...], where: str = "--groups") -> 
             if column in seen:
                 raise InputError(f"column {column!r} is in {seen[column]!r} and {group!r}", where, "keep it in one")
             seen[column] = group
+    if both := groups.keys() & (set(names) - seen.keys()):  # one of the two would be lost
+        raise InputError(f"group {min(both)!r} has the name of a column that is not in it", where, "rename the group")
     return {str(group): list(columns) for group, columns in groups.items()}
 
 
-def load_estimator(path: Path, trust_pickle: bool, where: str = "--model") -> Any:
-    """A scikit-learn estimator from a joblib file, which is a pickle and can run code.
+def load_estimator(path: Path, trust_pickle: bool, task: Task, where: str = "--model") -> Any:
+    """A scikit-learn estimator for `task` from a joblib file, which is a pickle and can run code.
 
     Raises
     ------
     InputError
-        `trust_pickle` is off, the file cannot be read, or holds no estimator.
+        `trust_pickle` is off, the file cannot be read, or holds no estimator or one for the other task.
     """
     check_file(path, where, (".joblib", ".pkl", ".pickle"))
     if not trust_pickle:
@@ -149,13 +152,21 @@ def load_estimator(path: Path, trust_pickle: bool, where: str = "--model") -> An
             f"{path.name} is a pickle, which can run any code", where, "add --trust-pickle if you made it yourself"
         )
     import joblib
+    from sklearn.base import is_classifier
 
     try:
         model = joblib.load(path)
     except Exception as error:  # whatever the user's pickle raises
         raise InputError(f"{path.name}: {type(error).__name__}: {error}", where, "save it again with joblib") from error
+    if isinstance(model, type):
+        raise InputError(f"{path.name} holds the class {model.__name__}, not an object of it", where, "save an object")
     if not all(hasattr(model, name) for name in ("fit", "predict", "get_params")):
         raise InputError(f"{path.name} holds a {type(model).__name__}", where, "it must be a scikit-learn estimator")
+    if is_classifier(model) != (task == "classification"):
+        kind = "a classifier" if is_classifier(model) else "no classifier"
+        raise InputError(f"{path.name} holds {kind}, but this is a {task}", where, "choose another one, or --task")
+    if is_classifier(model) and not hasattr(model, "predict_proba"):
+        raise InputError(f"{path.name} holds a classifier without predict_proba", where, "calibrate it first")
     return model
 
 
@@ -185,8 +196,11 @@ def _read(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        frame = pd.read_csv(path, encoding="utf-8-sig", index_col=False) if path.suffix.lower() == ".csv" else None
-        frame = pd.read_parquet(path) if frame is None else frame
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # rows that are longer than the header are cut
+            frame = _read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
+    except pd.errors.ParserWarning as error:
+        raise InputError(f"{path.name} has rows longer than its header", "--table", "name all columns") from error
     except Exception as error:  # the readers raise a dozen kinds
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(
@@ -199,6 +213,13 @@ def _read(path: Path) -> pd.DataFrame:
     return frame
 
 
+def _read_csv(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    # the whole file at once: in pieces, one column could hold both 1 and "1"
+    return pd.read_csv(path, encoding="utf-8-sig", index_col=False, low_memory=False)
+
+
 def _check_target(frame: pd.DataFrame, target: str | None, path: Path) -> None:
     names = [str(c) for c in frame.columns]
     if target is None:
@@ -209,6 +230,8 @@ def _check_target(frame: pd.DataFrame, target: str | None, path: Path) -> None:
         raise InputError(f"{path.name} has only the target", "--table", "it needs columns to predict from")
     if missing := int(frame[target].isna().sum()):
         raise InputError(f"target {target!r} has {missing} missing values", path.name, "drop these rows")
+    if not all(isinstance(value, Hashable) for value in frame[target]):
+        raise InputError(f"target {target!r} holds lists", path.name, "it must hold numbers or two classes")
     if frame[target].nunique() < 2:
         raise InputError(f"target {target!r} is constant", path.name, "there is nothing to predict")
 

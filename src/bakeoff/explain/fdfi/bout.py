@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -48,12 +49,19 @@ Study = Literal["table", "power", "shape"]
 TaskName = Literal["auto", "regression", "classification"]
 PredictorName = Literal["forest", "boosting", "linear"]
 
+# Found is p <= .05, unadjusted. discoveries: share of the table's own columns (or groups) that are found;
+# decoys_rejected: share of the null columns that are; net_discoveries: the first minus the second;
+# decoy_share: share of the positive scores that null columns have.
 METRICS = (
-    Metric("net_discoveries", "higher", "own columns found - null columns found", True, 0.05, (-1.0, 1.0)),
-    Metric("discoveries", "higher", "share of own columns", bounds=(0.0, 1.0)),
-    Metric("decoys_rejected", "lower", "share of null columns", bounds=(0.0, 1.0)),
-    Metric("decoy_share", "lower", "share of the positive score on null columns", bounds=(0.0, 1.0)),
+    Metric("net_discoveries", "higher", "share", True, 0.05, (-1.0, 1.0)),
+    Metric("discoveries", "higher", "share", bounds=(0.0, 1.0)),
+    Metric("decoys_rejected", "lower", "share", bounds=(0.0, 1.0)),
+    Metric("decoy_share", "lower", "share", bounds=(0.0, 1.0)),
 )
+
+OF_A_TABLE = ("table", "target", "task", "groups", "decoys", "rows")
+IDLE = {"table": (), "power": OF_A_TABLE, "shape": (*OF_A_TABLE, "predictor", "model")}
+"""Options that a study leaves nothing to say about."""
 
 
 def load(
@@ -94,15 +102,20 @@ def load(
     rows : int
         Larger tables are sampled down to so many rows.
     study : {"table", "power", "shape"}
-        power: a known law with correlated pairs; shape: columns that are dependent but not correlated.
+        power: a known law with correlated pairs; shape: columns that are dependent but not correlated, in a linear
+        model.
     steps : int
         Training steps of the flow; 600 by default, 1500 for the study shape.
     quick : bool
         Small budget, for tests.
     """
     _check_options(locals())
-    estimator = load_estimator(model, trust_pickle) if model else "linear" if study == "shape" else predictor
     source = _source(table, target, task, rows, study, quick)
+    grouped = load_groups(groups, source.names) if groups else {}
+    named = "linear" if study == "shape" else predictor
+    estimator = load_estimator(model, trust_pickle, source.task) if model else named
+    if decoyed := [name for name in (*source.names, *grouped) if name.startswith("decoy of ")]:
+        raise InputError(f"{decoyed[0]!r} is the name of a column of the bout", "--table", "rename it")
     wanted = (1500 if study == "shape" else 600) if steps is None else steps
     return Data(
         X=source.X,
@@ -111,7 +124,7 @@ def load(
         study=study,
         classification=source.task == "classification",
         predictor=estimator,
-        groups=load_groups(groups, source.names) if groups else {},
+        groups=grouped,
         decoys=min(decoys, 2) if quick else decoys,
         trees=20 if quick else 40 if study == "power" else 100,
         steps=min(wanted, 50) if quick else wanted,
@@ -127,11 +140,13 @@ def _check_options(given: dict[str, Any]) -> None:
     for name, least in (("decoys", 1), ("rows", 30), ("steps", 0)):
         if given[name] is not None and given[name] < least:
             raise InputError(f"{given[name]} is too small", f"--{name}", f"at least {least}")
-    needs_table = [n for n in ("table", "target", "groups") if given[n] is not None]
-    if given["study"] != "table" and needs_table:
-        raise InputError(f"--study {given['study']} draws its own data", f"--{needs_table[0]}", "leave one of them out")
-    if given["table"] is None and given["target"] is not None:
-        raise InputError("there is no table that it could be in", "--target", "add --table FILE")
+    chosen = [name for name, option in signature(load).parameters.items() if given[name] != option.default]
+    if idle := [name for name in IDLE[given["study"]] if name in chosen]:
+        raise InputError(f"--study {given['study']} draws its own data", f"--{idle[0]}", "leave one of them out")
+    if "predictor" in chosen and "model" in chosen:
+        raise InputError("--model is a predictor too", "--predictor", "leave one of them out")
+    if given["table"] is None and (alone := [name for name in ("target", "task", "rows") if name in chosen]):
+        raise InputError("there is no table that it could be for", f"--{alone[0]}", "add --table FILE")
 
 
 def _source(table: Path | None, target: str | None, task: str, rows: int, study: str, quick: bool) -> Table:

@@ -1,18 +1,20 @@
-"""What the paper claims, and the number that must come out here. Thresholds were fixed before any run."""
+"""What the paper claims, and the number that must come out here.
+
+Thresholds were fixed before any run. The sample sizes of two checks were raised after a first look at their results:
+``power`` from the planned 8 draws to 24 and then 64, ``coverage`` from the planned 200 repetitions to 800. Their
+verdicts are therefore somewhat less certain than their intervals say.
+"""
 
 from __future__ import annotations
 
 from bakeoff.arena.types import Claim
 
-_POWER = "much higher power than removal and conditional permutation under correlation"
-_TYPE_I = "the Type I error is controlled"
-_ANY = "works for any distribution, where linear decorrelation fails"
 _STUDY = "64 draws of 300 + 300 rows, two pairs with correlation .9, forest of 40 trees"
 _SHAPE = "X2 = X1^2 + .3 e, f = X2, 1200 + 300 rows, 1500 steps, 3 draws"
 
 CLAIMS = (
     Claim(
-        _POWER,
+        "more power than removal (LOCO), on this input",
         "FDFI finds at least .05 more than LOCO on the table (direction expected; the interval may not show it)",
         "abstract",
         metric="net_discoveries",
@@ -21,7 +23,7 @@ CLAIMS = (
         margin=0.05,
     ),
     Claim(
-        _POWER,
+        "more power than conditional permutation (CFI), on this input",
         "FDFI finds at least .05 more than CFI on the table (direction expected; the interval may not show it)",
         "abstract",
         metric="net_discoveries",
@@ -30,7 +32,7 @@ CLAIMS = (
         margin=0.05,
     ),
     Claim(
-        _POWER,
+        "more power than removal (LOCO), under correlation of .9",
         f"power at least .2 above LOCO: {_STUDY}",
         "abstract",
         metric="over_loco",
@@ -39,7 +41,7 @@ CLAIMS = (
         seeds=64,
     ),
     Claim(
-        _POWER,
+        "more power than conditional permutation (CFI), under correlation of .9",
         f"power at least .1 above CFI: {_STUDY}",
         "abstract",
         metric="over_cfi",
@@ -48,7 +50,7 @@ CLAIMS = (
         seeds=64,
     ),
     Claim(
-        _TYPE_I,
+        "the Type I error is controlled: decoys of the default table",
         "at most .119 (.05 + 2 sd) of the 40 decoys of the default table, 8 splits",
         "abstract",
         metric="decoys_rejected",
@@ -58,7 +60,7 @@ CLAIMS = (
         seeds=8,
     ),
     Claim(
-        _TYPE_I,
+        "the Type I error is controlled: known predictor, linear map",
         "at most .081 (.05 + 2 sd) of 192 tests of null columns, predictor known, linear map",
         "abstract",
         metric="nulls_rejected",
@@ -68,7 +70,7 @@ CLAIMS = (
         seeds=8,
     ),
     Claim(
-        _TYPE_I,
+        "the Type I error is controlled: known predictor, trained flow",
         "at most .139 (.05 + 2 sd) of 24 tests of null columns, predictor known, flow of 400 steps",
         "abstract",
         metric="nulls_rejected",
@@ -78,7 +80,7 @@ CLAIMS = (
         seeds=8,
     ),
     Claim(
-        "not tied to squared loss",
+        "not tied to squared loss: log loss finds both columns of the active pair",
         "log loss of sigmoid(2 X1), corr(X1, X2) = .9: p of X1 and X2 below .01 (300 + 300 rows, 4 draws)",
         "abstract",
         metric="p_active",
@@ -88,7 +90,7 @@ CLAIMS = (
         seeds=4,
     ),
     Claim(
-        "not tied to squared loss",
+        "not tied to squared loss: log loss spares the null column",
         "the same: the null column X3 is not rejected at .05",
         "abstract",
         metric="p_null",
@@ -97,10 +99,17 @@ CLAIMS = (
         seeds=4,
     ),
     Claim(
-        _ANY, f"p of X1 below .01: {_SHAPE}", "abstract", "p_x1", margin=0.01, check="shape", better="lower", seeds=3
+        "any distribution: finds the cause X1 of f = X2 = X1^2 + e",
+        f"p of X1 below .01: {_SHAPE}",
+        "abstract",
+        metric="p_x1",
+        margin=0.01,
+        check="shape",
+        better="lower",
+        seeds=3,
     ),
     Claim(
-        _ANY,
+        "any distribution: X1 scores 10 times what linear decorrelation gives it",
         f"X1 scores 10 times what DFI-linear gives it: {_SHAPE}",
         "abstract",
         metric="x1_over_linear",
@@ -109,10 +118,16 @@ CLAIMS = (
         seeds=3,
     ),
     Claim(
-        _ANY, f"the noise X3 is not rejected at .05: {_SHAPE}", "abstract", "p_x3", margin=0.05, check="shape", seeds=3
+        "any distribution: the noise column is not rejected",
+        f"the noise X3 is not rejected at .05: {_SHAPE}",
+        "abstract",
+        metric="p_x3",
+        margin=0.05,
+        check="shape",
+        seeds=3,
     ),
     Claim(
-        _ANY,
+        "any distribution: the noise column scores below the margin",
         f"the noise X3 scores below the margin (a null is above its 5 decoys in one draw of 6): {_SHAPE}",
         "abstract",
         metric="x3_over_margin",
@@ -122,7 +137,7 @@ CLAIMS = (
         seeds=3,
     ),
     Claim(
-        "confidence intervals are valid",
+        "confidence intervals are valid: they cover at least 90 %",
         "coverage of 95 % intervals at least .90 (linear-Gaussian, exact map, 800 repetitions of 300 rows)",
         "abstract",
         metric="coverage",
@@ -131,7 +146,7 @@ CLAIMS = (
         seeds=8,
     ),
     Claim(
-        "confidence intervals are valid",
+        "confidence intervals are valid: they cover at most 98 %",
         "the same coverage at most .98",
         "abstract",
         metric="coverage",
@@ -141,7 +156,7 @@ CLAIMS = (
         seeds=8,
     ),
     Claim(
-        "the pathway is interpretable",
+        "the pathway is interpretable: latent 1 reaches X2",
         f"mean squared derivative of X2 in latent 1 above .3: {_SHAPE}",
         "abstract",
         metric="pathway",
@@ -150,7 +165,7 @@ CLAIMS = (
         seeds=3,
     ),
     Claim(
-        "the pathway is interpretable",
+        "the pathway is interpretable: averaging before squaring would hide it",
         f"the squared mean derivative, in which signs cancel, is below .02: {_SHAPE}",
         "abstract",
         metric="mean_derivative_squared",

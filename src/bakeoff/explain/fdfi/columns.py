@@ -67,7 +67,9 @@ class Columns:
         S = np.asarray(given, dtype=np.float64)
         if S.shape != (len(self.sd), len(self.sd)):
             raise ValueError(f"covariance has shape {S.shape}, X has {len(self.sd)} columns")
-        S = (S / self.sd / self.sd[:, None])[np.ix_(self.kept, self.kept)] if len(self.kept) else S
+        if not np.isfinite(S).all() or not np.allclose(S, S.T):
+            raise ValueError("covariance must be a symmetric matrix of finite numbers")
+        S = S[np.ix_(self.kept, self.kept)] / np.outer(self.sd[self.kept], self.sd[self.kept])
         wide = np.diag(np.append(np.diag(S), np.diag(S)[self.sources]))
         wide[: len(S), : len(S)] = S
         return wide
@@ -102,23 +104,29 @@ def check_numeric(X: Any) -> None:
             raise ValueError(f"column {', '.join(map(repr, text))} does not hold numbers: encode it")
 
 
-def members(names: list[str], groups: dict[str, list[Any]] | None) -> dict[str, list[int]]:
+def members(names: list[str], groups: dict[str, Any] | None) -> dict[str, list[int]]:
     """Columns of every row of the table: the groups, then each column that is in none.
 
     Raises
     ------
     ValueError
-        A group names an unknown column, or two groups the same one.
+        A group is empty or no list, names an unknown column or one that is named before, or has the name of a column
+        that is not in it.
     """
     found: dict[str, list[int]] = {}
     left = dict.fromkeys(range(len(names)))
     for group, columns in (groups or {}).items():
+        if isinstance(columns, str) or not len(columns):
+            raise ValueError(f"group {group!r} must be a list of columns; it is {columns!r}")
         for column in columns:
             if column not in names and column not in range(len(names)):
                 raise ValueError(f"group {group!r} names column {column!r}; the columns are {', '.join(names)}")
             j = names.index(column) if column in names else int(column)
             if j not in left:
-                raise ValueError(f"column {column!r} is in two groups")
+                raise ValueError(f"column {column!r} is in two groups, or twice in one")
             del left[j]
             found.setdefault(str(group), []).append(j)
-    return found | {names[j]: [j] for j in left}
+    single = {names[j]: [j] for j in left}
+    if both := found.keys() & single.keys():  # one of the two would be lost
+        raise ValueError(f"group {min(both)!r} has the name of a column that is not in it: rename the group")
+    return found | single

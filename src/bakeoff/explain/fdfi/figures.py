@@ -68,8 +68,8 @@ def _pathway(run: Run, file: Path) -> str:
     side = min(10.0, 1.5 + 0.45 * len(pathway))
     figure = Figure(figsize=(side, side), layout="constrained")
     latents = [f"z{k + 1}" for k in range(len(pathway))]
-    features = run.details["features"]  # the groups, where there are any
-    columns = features if len(features) == len(pathway) else [f"column {k + 1}" for k in range(len(pathway))]
+    grouped = run.options.get("groups")  # then the features are not the columns, and not in their order
+    columns = [f"column {k + 1}" for k in range(len(pathway))] if grouped else run.details["features"]
     _heat(figure.subplots(), pathway, latents, columns)
     figure.savefig(file, metadata={"Date": None})
     return f"Pathway of seed {run.seed}: mean squared derivative of each column (row) in each latent (column)."

@@ -72,14 +72,17 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
     covariance : {"auto", "ledoit_wolf", "empirical"} or array of shape (d, d), default="auto"
         Estimate (auto: empirical with 10 rows a column or more), or the covariance itself in the units of X.
     n_decoys : int, default=5
+        Columns with permuted rows, drawn anew for background and evaluation rows [ours].
     margin : "decoys" or float, default="decoys"
+        What a score must exceed: the best decoy's, 0 without decoys, or a number in units of the loss [ours].
     se_floor : float, default=0.03
         Added to the standard deviation of a score, in sd of the predictor's loss [ours].
     alpha : float, default=0.05
         Level of the intervals, which are two-sided 1 - alpha for the score itself.
     adjust : {"bh", "holm", "bonferroni"}, default="bh"
+        Adjustment of `p_adj` over the features; "bh" is for the false discovery rate.
     cv : int, optional
-        Number of folds of `fit_importance`.
+        Number of folds of `fit_importance`, 2 to 5.
     se_folds : bool, default=False
         Under cv, standard errors over n (cv - 1) / cv rows, as the authors' package has them.
     groups : dict of str to list of columns, optional
@@ -87,6 +90,7 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
     class_index : int, optional
         Class whose probability is explained, where there are more than two.
     random_state : int, RandomState or None, default=None
+        Of training, decoys, redraws and folds; None is fresh entropy, never numpy's global state.
     n_jobs : int, optional
         Latents scored at the same time (joblib; its Ray backend works too). Does not change any number.
 
@@ -215,6 +219,10 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
         X : array-like or DataFrame of shape (n, d)
         y : array-like of shape (n,), optional
             Without them a score says how much the prediction moves; there is no test then (p is NaN).
+
+        Returns
+        -------
+        ImportanceTable
         """
         check_is_fitted(self, "disentangler_")
         values = self._values(X, y)
@@ -228,6 +236,10 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
         ----------
         X : array-like or DataFrame of shape (n, d)
         y : array-like of shape (n,)
+
+        Returns
+        -------
+        ImportanceTable
         """
         check_parameters(self)
         if self.cv is None:
@@ -270,7 +282,7 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
         # 3. and 4.
         u = self._latents(Z, X, labels, start, loss, rng)
         ueif, pathway = pull_back(self.disentangler_.jacobian, Z, u, self.jacobian)
-        return self._without_decoys(ueif, u, pathway, before, distance_correlations(Z[:300]))
+        return self._without_decoys(ueif, u, pathway, before, distance_correlations(Z[:: -(-len(Z) // 300)]))
 
     def _latents(
         self, Z: FloatArray, X: FloatArray, y: FloatArray, start: FloatArray, loss: Loss, rng: np.random.Generator
@@ -281,21 +293,12 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
         def predict(latents: FloatArray, rows: npt.NDArray[np.intp]) -> FloatArray:
             return self._predict_latents(latents, X[rows])
 
-        u = Parallel(n_jobs=self.n_jobs, prefer="threads")(
-            delayed(latent_values)(
-                k,
-                Z,
-                redraws(Z, self._background, k, self.n_samples, self.sampling, stream),
-                predict,
-                y,
-                start,
-                loss,
-                self.order,
-                debias,
-            )
-            for k, stream in enumerate(rng.spawn(Z.shape[1]))
-        )
-        return np.column_stack(u)
+        def values(k: int, stream: np.random.Generator) -> FloatArray:
+            new = redraws(Z, self._background, k, self.n_samples, self.sampling, stream)
+            return latent_values(k, Z, new, predict, y, start, loss, self.order, debias)
+
+        tasks = (delayed(values)(k, stream) for k, stream in enumerate(rng.spawn(Z.shape[1])))
+        return np.column_stack(Parallel(n_jobs=self.n_jobs, prefer="threads")(tasks))
 
     def _without_decoys(
         self, ueif: FloatArray, u: FloatArray, pathway: FloatArray, loss: FloatArray, dependence: FloatArray
@@ -381,10 +384,8 @@ class FlowImportance(BaseEstimator):  # type: ignore[misc]
         )
         check_finite(array, self._names())
         if array.shape[1] > WIDEST_FLOW and self.disentangler == "flow":
-            raise ValueError(
-                f"{array.shape[1]} columns, and the flow takes {WIDEST_FLOW}: "
-                "combine groups into fewer columns, or use disentangler='linear'"
-            )
+            how = "combine groups into fewer columns, or use disentangler='linear'"
+            raise ValueError(f"{array.shape[1]} columns, and the flow takes {WIDEST_FLOW}: {how}")
         return array
 
 
@@ -393,7 +394,6 @@ def _rows(X: Any, rows: npt.NDArray[np.intp]) -> Any:
 
 
 def _generator(random_state: int | np.random.RandomState | None) -> np.random.Generator:
-    """None is fresh entropy, never numpy's global state."""
     if isinstance(random_state, np.random.RandomState):
         return np.random.default_rng(random_state.randint(2**31))
     return np.random.default_rng(random_state)

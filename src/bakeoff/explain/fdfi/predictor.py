@@ -36,7 +36,12 @@ class Predictor:
 
     def __call__(self, X: FloatArray) -> FloatArray:
         """One number a row, from whatever the predictor returns."""
-        f = np.asarray(self._raw(X), dtype=np.float64)
+        f = np.asarray(self._raw(X))
+        if f.dtype.kind not in "biuf":
+            raise ValueError(
+                f"the predictor returns no numbers ({f.dtype}): use loss='log_loss' or 'brier', or a callable"
+            )
+        f = f.astype(np.float64)
         if f.ndim == 2:
             f = f[:, self._column(f.shape[1])]
         if f.shape != (len(X),):
@@ -81,7 +86,10 @@ class Predictor:
         if len(y) != n:
             raise ValueError(f"y has {len(y)} rows, X has {n}")
         if self._by_class:
-            return np.asarray(y == self.model.classes_[self._column(len(self.model.classes_))], dtype=np.float64)
+            classes = self.model.classes_
+            if unknown := set(np.unique(y).tolist()) - set(classes.tolist()):
+                raise ValueError(f"y holds {min(unknown, key=str)!r}, and the predictor knows {classes.tolist()}")
+            return np.asarray(y == classes[self._column(len(classes))], dtype=np.float64)
         try:
             y = np.asarray(y, dtype=np.float64)
         except ValueError as error:

@@ -110,11 +110,13 @@ def random_p(data: Data, seed: int) -> Ranking:
 def shap_values(data: Data, seed: int) -> Ranking:
     """Mean absolute SHAP value; a ranking without a test."""
     import shap
+    from sklearn import ensemble
 
+    forests = (ensemble.RandomForestRegressor, ensemble.RandomForestClassifier)  # others may explain log-odds
     split = draw(data, seed)
     rng = np.random.default_rng([seed, 2])
     background = split.train[0][rng.choice(len(split.train[0]), min(100, len(split.train[0])), replace=False)]
-    if hasattr(split.model, "estimators_"):
+    if isinstance(split.model, forests):
         values = np.asarray(shap.TreeExplainer(split.model).shap_values(split.test[0]))
         values = values[..., 1] if values.ndim == 3 else values
     else:

@@ -133,6 +133,25 @@ def hides(data: Data, seed: int) -> float:
     return 3.0
 
 
+def hides_and_exits(data: Data, seed: int) -> float:
+    hides(data, seed)
+    os._exit(7)
+
+
+def lingers(data: Data, seed: int) -> float:
+    forks(data, seed)
+    _sample(data, seed, "lingers")
+    time.sleep(600)
+    return 3.0
+
+
+def lingers_away(data: Data, seed: int) -> float:
+    hides(data, seed)
+    _sample(data, seed, "lingers_away")
+    time.sleep(600)
+    return 3.0
+
+
 def doubles(data: Data, seed: int) -> float:
     os.fork()
     return 3.0
@@ -178,6 +197,7 @@ def holds_1gb(data: Data, seed: int) -> float:
 
 BAD = (
     *(raises, segfaults, exits, quits, forks, daemonises, hides, doubles, deadlocks, spins_in_c, chatters, spams),
+    *(hides_and_exits, lingers, lingers_away),
     *(hogs, overflows, leaks, holds_1gb, keeps),
 )
 
