@@ -26,7 +26,7 @@ def bare_process_ms() -> float:
     start = time.perf_counter()
     for _ in range(RUNS):
         process = context.Process(target=time.sleep, args=(0,))
-        with runner._without_main():  # else this script is imported in every process
+        with runner._starting():  # else this script is imported in every process
             process.start()
         process.join()
     return (time.perf_counter() - start) / RUNS * 1000

@@ -124,3 +124,9 @@ def test_the_rules_can_be_broken(tmp_path, monkeypatch):
         "from ...arena import store as s\ndef f():\n    import bakeoff.decide.y\nfrom ..z.method import g\n"
     )
     assert stray(path, "bakeoff.explain.x") == {"bakeoff.arena.store", "bakeoff.decide.y", "bakeoff.explain.z.method.g"}
+
+
+def test_the_core_stays_small():
+    """Lines that are not blank, of all that is neither a room nor inputs; what a reader has to read."""
+    files = [*SRC.glob("*.py"), *(SRC / "arena").glob("*.py"), *(SRC / "scaffold").glob("*.py")]
+    assert sum(bool(line.strip()) for file in files for line in file.read_text().splitlines()) <= 2500

@@ -312,7 +312,6 @@ def any_reports(draw: st.DrawFn) -> Report:
             8,
             {"ok": 3, "missing": 5},
             draw(costs),
-            None,
             None if contender.role == "paper" else replace(draw(comparisons), rival=contender.name),
         )
         for contender in bout.contenders

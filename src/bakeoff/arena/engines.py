@@ -43,7 +43,7 @@ def execute(
                 try:
                     run = ray.get(handle)
                 except ray.exceptions.RayError as error:
-                    reason = str(error).splitlines()[0]
+                    reason = str(error).partition("\n")[0]
                     run = replace(task.run, status="failed", error=f"{type(error).__name__}: {reason}")
                 on_done(run)
     finally:

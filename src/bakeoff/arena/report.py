@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from bakeoff.arena.stats import ClaimResult, Comparison, Interval, Summary, summarise
+from bakeoff.arena.stats import UNTESTED, ClaimResult, Comparison, Interval, Summary, summarise
 from bakeoff.arena.store import write_atomic
 from bakeoff.arena.types import Bout, Metric, Run
 
@@ -163,9 +163,12 @@ class Report:
         lines += ["", *_layout([self.header, *self.cells], width), "", *wrap(self.legend)]
         lines += [part for line in self.excluded for part in wrap(line)]
         lines += ["", "claims of the paper, as measured here"] if self.summary.claims else []
-        for result in self.summary.claims:
-            text = " | ".join(filter(None, (result.claim.text, self.claim_numbers(result))))
-            lines += textwrap.wrap(f"  {result.verdict:18}  {text}", width, subsequent_indent=" " * 22)
+        told = [(r.verdict, r.claim.text, self.claim_numbers(r)) for r in self.summary.claims if r.why != UNTESTED]
+        if n := len(self.summary.claims) - len(told):
+            told.append(("not tested", f"{n} claim{'s' * (n != 1)} with experiments of their own", UNTESTED))
+        for verdict, claim, numbers in told:
+            text = f"  {verdict:18}  {' | '.join(filter(None, (claim, numbers)))}"
+            lines += textwrap.wrap(text, width, subsequent_indent=" " * 22)
         lines += ["", *(part for line in [*self.notes, f"Use it: {self.bout.use}"] for part in wrap(line))]
         return "\n".join(map(printable, lines))
 

@@ -20,6 +20,7 @@ from bakeoff.arena.types import Bout, Claim, Metric, Run
 
 COSTS = ("wall_s", "cpu_s", "peak_mb", "artefact_bytes", "model_calls")
 ALPHA, MIN_SEEDS, MIN_EXAMPLES, MAX_SEEDS, EXACT_UP_TO, DRAWS = 0.05, 5, 30, 10_000, 12, 20_000
+UNTESTED = "run with --claims"
 TIE, HUGE = 1e-12, 1e150  # differences below this share of the scores are rounding; squares of more overflow
 
 Unit = Literal["seed", "example"]
@@ -63,7 +64,7 @@ class Row:
     """One line of the table.
 
     ``values``: primary scores of the seeds that ended ok; ``statuses``: seeds that ended in each, or are "missing";
-    ``cost``: medians over the ok runs; ``cpu_ratio``: geometric mean of CPU seconds relative to the cheapest contender.
+    ``cost``: medians over the ok runs.
     """
 
     contender: str
@@ -74,7 +75,6 @@ class Row:
     planned: int
     statuses: dict[str, int]
     cost: dict[str, float] = field(default_factory=dict)
-    cpu_ratio: Interval | None = None
     versus: Comparison | None = None
 
 
@@ -111,22 +111,20 @@ class _Gains:
 
 
 def summarise(bout: Bout, runs: list[Run]) -> Summary:
-    """The numbers of a report; the last record of each seed counts, an ok one without a finite score has diverged."""
+    """The numbers of a report. The last record of each seed counts."""
     primary, paper = bout.primary, bout.paper_contender.name
     roles = {c.name: c.role for c in bout.contenders if c.name not in bout.absent}
     ok = {name: _ok(runs, name, primary.name, bout.seeds) for name in roles}
-    last = {(run.contender, run.seed): "diverged" if run.status == "ok" else run.status for run in runs}
-    ended = {n: {s: "ok" if s in ok[n] else last.get((n, s), "missing") for s in bout.seeds} for n in roles}
+    last = {(run.contender, run.seed): _ended(run, primary.name) for run in runs}
+    ended = {name: {seed: last.get((name, seed), "missing") for seed in bout.seeds} for name in roles}
     gains = {name: _gains(bout, runs, primary, paper, name) for name in roles if name != paper}
     versus = _compare(bout, gains)
-    cost = {name: _cost(found) for name, found in ok.items()}
-    cheapest = min((n for n in ok if "cpu_s" in cost[n]), key=lambda n: cost[n]["cpu_s"], default=paper)
     rows = []
     for name, role in roles.items():
         others = {m.name: s for m in bout.metrics if not m.primary and (s := _score(bout, runs, name, m))}
         score, values = _score(bout, runs, name, primary), [run.scores[primary.name] for run in ok[name].values()]
-        ends, ratio = dict(Counter(ended[name].values())), _cpu_ratio(ok[name], ok.get(cheapest, {}))
-        rows.append(Row(name, role, score, others, values, len(bout.seeds), ends, cost[name], ratio, versus.get(name)))
+        ends, cost = dict(Counter(ended[name].values())), _cost([r for r in runs if r.contender == name])
+        rows.append(Row(name, role, score, others, values, len(bout.seeds), ends, cost, versus.get(name)))
     # A gain within the margin beats nothing; an undecided one counts by its mean.
     floors = [(gains[name], versus[name].verdict) for name, role in roles.items() if role == "floor"]
     beats = [g.values.mean() > 0 and verdict != "practically equal" for g, verdict in floors if g.mean]
@@ -178,7 +176,7 @@ def judge_claim(claim: Claim, bout: Bout, runs: list[Run]) -> ClaimResult:
         bout = replace(bout, overlap=0.0, seeds=tuple(sorted({run.seed for run in runs if run.contender in names})))
     g, by_design = _gains(bout, runs, metric, *names), claim.status == "by design"
     if g.mean is None:
-        why = g.problem if claim.rival or bout.seeds else "run with --claims"
+        why = g.problem if claim.rival or bout.seeds else UNTESTED
         return ClaimResult(claim, "by design" if by_design else "not tested", None, why)
     # A margin of -m (may be worse by m) mirrors m, also between ratios.
     margin = math.copysign(math.log1p(abs(claim.margin)), claim.margin) if metric.scale == "log" else claim.margin
@@ -230,6 +228,11 @@ def holm(p: list[float]) -> list[float]:
     return [float(value) for value in np.minimum(1.0, stepped)[np.argsort(order)]]
 
 
+def _ended(run: Run, metric: str) -> str:
+    """How a run ended; one without the metric is ok all the same: it does not apply to every contender."""
+    return "diverged" if run.status == "ok" and not abs(run.scores.get(metric, 0.0)) < HUGE else run.status
+
+
 def _ok(runs: list[Run], name: str, metric: str, seeds: tuple[int, ...]) -> dict[int, Run]:
     """The runs of one contender that ended ok and have the metric, in the order of `seeds`."""
     latest = {run.seed: run for run in runs if run.contender == name}
@@ -275,14 +278,9 @@ def _shown(gain: Interval, better: str, scale: str) -> Interval:
     return Interval(own[1], own[0], own[2], gain.n) if len(own) == 3 else Interval(own[0], None, None, gain.n)
 
 
-def _cost(ok: dict[int, Run]) -> dict[str, float]:
-    return {c: float(np.median(known)) for c in COSTS if (known := [r.cost[c] for r in ok.values() if c in r.cost])}
-
-
-def _cpu_ratio(ok: dict[int, Run], cheapest: dict[int, Run]) -> Interval | None:
-    times = [(run.cost.get("cpu_s", 0), cheapest[s].cost.get("cpu_s", 0)) for s, run in ok.items() if s in cheapest]
-    logs = [math.log(ours / theirs) for ours, theirs in times if min(ours, theirs) > 0]
-    return _shown(t_interval(logs), "higher", "log") if logs else None
+def _cost(runs: list[Run]) -> dict[str, float]:
+    ok = [run.cost for run in runs if run.status == "ok"]
+    return {name: float(np.median(known)) for name in COSTS if (known := [cost[name] for cost in ok if name in cost])}
 
 
 def _notes(bout: Bout, ended: dict[str, dict[int, str]], gains: dict[str, _Gains], rows: list[Row]) -> list[str]:

@@ -124,13 +124,15 @@ def locked(folder: Path, name: str = "lock") -> Iterator[None]:
     with _writing(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            busy = f"in use by another bakeoff (process {os.read(handle, 32).decode(errors='replace').strip()})"
+            raise InputError(busy, str(folder), "wait for it or choose another --out") from None
+        with _writing(path):
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
         yield
-    except BlockingIOError as error:
-        busy = f"in use by another bakeoff (process {os.read(handle, 32).decode(errors='replace').strip()})"
-        raise InputError(busy, str(folder), "wait for it or choose another --out") from error
     finally:
         os.close(handle)
 
