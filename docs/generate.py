@@ -108,7 +108,9 @@ def in_few_words(report: Report | None) -> str:
     rivals = [row.versus.verdict for row in report.summary.rows if row.versus and row.role != "floor"]
     words = ("better", "practically equal", "not shown", "worse", "too few runs")
     told = [f"{rivals.count(word)} {word}" for word in words if word in rivals]
-    floor = {True: "beats the floor", False: "does not beat the floor", None: "floor: cannot be told"}
+    floors = [row.versus.verdict for row in report.summary.rows if row.versus and row.role == "floor"]
+    above = "beats the floor" if {*floors} == {"better"} else "above the floor on average, not shown"
+    floor = {True: above, False: "does not beat the floor", None: "floor: cannot be told"}
     claims = Counter(c.verdict for c in report.summary.claims)
     held = f"claims: {', '.join(f'{n} {verdict}' for verdict, n in claims.items())}" if claims else "no claims"
     rivals_told = f"against {len(rivals)} rivals: {', '.join(told)}" if rivals else "no rivals"
