@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -45,9 +46,8 @@ class Cli:
         mine = {"PYTHONPATH": str(self.plugin), "BAKEOFF_TEST_MARK": self.mark, "TOY_LOG": str(self.log)}
         environment = {**_quiet_environment(), **mine, **kwargs.pop("env", {})}
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-        return subprocess.Popen(
-            command, **{"cwd": self.cwd, "env": environment, "text": True, "errors": "replace", **pipes, **kwargs}
-        )
+        pipes |= {"preexec_fn": _heed_interrupts, "text": True, "errors": "replace"}
+        return subprocess.Popen(command, **{"cwd": self.cwd, "env": environment, **pipes, **kwargs})
 
     def start(self, *arguments: str | Path, **kwargs: Any) -> subprocess.Popen[str]:
         """Start bakeoff."""
@@ -79,6 +79,11 @@ class Cli:
     def alive(self) -> list[int]:
         """Processes of this test that still run, found by their mark; a zombie has ended."""
         return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _marked(pid, self.mark.encode())]
+
+
+def _heed_interrupts() -> None:
+    """A shell lets its background jobs ignore Ctrl-C, and their children inherit that: a terminal's do not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _marked(pid: int, mark: bytes) -> bool:
