@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import ModuleType
@@ -91,6 +92,7 @@ def _starting() -> Iterator[None]:
     """Hide the main module from a process that starts, or it would run there again; put Ctrl-C off until it is ours."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
+    resource_tracker.ensure_running()  # its start would unblock the signals again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, worker.STOPS)  # the fork server and its children inherit it
     try:
         yield
