@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from bakeoff.arena import engines, store
-from bakeoff.arena.types import MissingExtraError
+from bakeoff.arena.types import MissingExtraError, Settings
 
 NAMES = "mean,median,zero,segfaults,deadlocks,hogs,raises"
 
@@ -55,4 +55,4 @@ def test_ray_equals_local(cli, tmp_path, until):
 def test_without_ray(monkeypatch, toy):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'bakeoff\[ray\]'"):
-        engines.execute([], lambda run: None, engine="ray")
+        engines.execute([], lambda run: None, Settings(engine="ray"))

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bakeoff.arena import plan, store
-from bakeoff.arena.types import InputError, Settings
+from bakeoff.arena.types import Bout, InputError, Settings, from_json, to_json
 
 
 def results(folder) -> dict[tuple[str, int], dict]:
@@ -105,10 +105,10 @@ def test_merge_refuses_what_does_not_belong_together(toy, planned):
     small = plan.make(toy, {"size": 50}, Settings(seeds=1), command="")
     with pytest.raises(InputError, match="different bouts or inputs"):
         plan.merge([planned.bout, small.bout])
-    changed = json.loads(json.dumps(planned.bout.to_json()))
+    changed = json.loads(json.dumps(to_json(planned.bout)))
     changed["codes"]["mean"] = "0" * 16
     with pytest.raises(InputError, match="different code"):
-        plan.merge([planned.bout, type(planned.bout).from_json(changed)])
+        plan.merge([planned.bout, from_json(Bout, changed)])
 
 
 def test_old_and_foreign_runs_are_left_out(planned):

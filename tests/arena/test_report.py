@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from bakeoff.arena.report import Report, _cost_quality, board, interval_texts, printable, verdict_text
 from bakeoff.arena.stats import ClaimResult, Comparison, Interval, Row, Summary
-from bakeoff.arena.types import Bout, Claim, Contender, Metric, Run
+from bakeoff.arena.types import Bout, Claim, Contender, Metric, Run, from_json
 
 ATTACKS = (
     "<script>window.hacked=1</script>",
@@ -481,7 +481,7 @@ def test_the_json_holds_the_numbers_of_the_table_and_every_score() -> None:
         }
         assert (kept["versus"] or {}).get("verdict") == (row.versus.verdict if row.versus else None)
     assert [run["scores"] for run in data["runs"]] == [run.scores for run in report.runs]
-    assert Bout.from_json(data["bout"]) == report.bout
+    assert from_json(Bout, data["bout"]) == report.bout
 
 
 def test_what_json_cannot_hold_becomes_null_or_text() -> None:

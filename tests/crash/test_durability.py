@@ -356,9 +356,9 @@ MANY = """if True:
     def done(run):
         assert journal.append(run).status == "ok", run
         states.append(state())
-    runner.run_local(planned.tasks[:20], done)
+    runner.run_local(planned.tasks[:20], done, Settings(jobs=1))
     cpu, wall = time.process_time(), time.perf_counter()
-    runner.run_local(planned.tasks, done)
+    runner.run_local(planned.tasks, done, Settings(jobs=1))
     cpu, wall = (time.process_time() - cpu) / len(planned.tasks), (time.perf_counter() - wall) / len(planned.tasks)
     context = multiprocessing.get_context("forkserver")
     start = time.perf_counter()

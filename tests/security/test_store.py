@@ -172,7 +172,7 @@ def _linked_bout(folder: Path) -> None:
     (folder / "bout.json").symlink_to(folder.parent / "bout.json")
 
 
-METRIC = {"name": "error", "better": "lower", "primary": True, "bounds": [None, None]}
+METRIC = {"name": "error", "better": "lower", "primary": True, "bounds": ["-inf", "inf"]}
 BOUTS = {
     "pickle": _raw(pickle.dumps(Evil())),
     "symlink": _linked_bout,
@@ -224,7 +224,7 @@ def _spoil(value, keep=()):
 
 
 def test_markup_in_every_field(folder):
-    keep = ("method", "better", "scale", "role", "status", "key", "input_hash", "codes")
+    keep = ("method", "better", "bounds", "scale", "role", "status", "key", "input_hash", "codes")
     data = json.loads((folder / "bout.json").read_text())
     spoiled = _spoil(data, (k for k in keep if k != "scale")) | {"scale": XSS}
     spoiled = {**_spoil(data, keep), "scale": XSS, "notes": [XSS], "absent": {XSS: XSS}, "options": {XSS: XSS}}

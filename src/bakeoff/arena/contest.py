@@ -13,7 +13,6 @@ from typing import Any
 from bakeoff.arena import engines, plan, store
 from bakeoff.arena.progress import Progress
 from bakeoff.arena.report import Report
-from bakeoff.arena.runner import Limits
 from bakeoff.arena.types import Bout, Card, Contender, InputError, Run, Settings, Task
 
 
@@ -67,15 +66,7 @@ def _run(folder: Path, card: Card, tasks: Sequence[Task], settings: Settings) ->
     interrupted = False
     with progress:
         try:
-            engines.execute(
-                todo,
-                record,
-                engine=settings.engine,
-                address=settings.address,
-                jobs=settings.jobs or 1,
-                limits=Limits(settings.timeout, settings.memory),
-                preload=card.preload,
-            )
+            engines.execute(todo, record, settings, card.preload)
         except KeyboardInterrupt:
             interrupted = True
             for task in todo:

@@ -6,37 +6,28 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
-from bakeoff.arena.runner import Limits, OnDone, run_local
-from bakeoff.arena.types import MissingExtraError, Run, Task
+from bakeoff.arena.runner import OnDone, run_local
+from bakeoff.arena.types import MissingExtraError, Run, Settings, Task
 
 
-def execute(
-    tasks: Iterable[Task],
-    on_done: OnDone,
-    *,
-    engine: Literal["local", "ray"] = "local",
-    address: str | None = None,
-    jobs: int = 1,
-    limits: Limits | None = None,
-    preload: tuple[str, ...] = (),
-) -> None:
-    """Execute tasks with the named engine; see `bakeoff.arena.runner.run_local`."""
-    limits = limits or Limits()
-    if engine == "local":
-        return run_local(tasks, on_done, jobs=jobs, limits=limits, preload=preload)
+def execute(tasks: Iterable[Task], on_done: OnDone, settings: Settings, preload: tuple[str, ...] = ()) -> None:
+    """Execute tasks with the engine of the settings; see `bakeoff.arena.runner.run_local`."""
+    if settings.engine == "local":
+        return run_local(tasks, on_done, settings, preload)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError:
         raise MissingExtraError("Ray is not installed", "--engine ray", "pip install 'bakeoff[ray]'") from None
-    where = {"address": address} if address else {"num_cpus": jobs, "include_dashboard": False}
+    here = {"num_cpus": settings.jobs or 1, "include_dashboard": False}
+    where = {"address": settings.address} if settings.address else here
     ray.init(**where, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
     remote = ray.remote(num_cpus=1, max_retries=0)(_on_node)
     waiting: dict[Any, Task] = {}
     try:
-        waiting.update((remote.remote(task, limits, preload), task) for task in tasks)
+        waiting.update((remote.remote(task, replace(settings, jobs=1), preload), task) for task in tasks)
         while waiting:
             for handle in ray.wait(list(waiting), timeout=1.0)[0]:
                 task = waiting.pop(handle)
@@ -49,12 +40,12 @@ def execute(
     finally:
         for handle in waiting:
             ray.cancel(handle, force=True)
-        if not address:
+        if not settings.address:
             ray.shutdown()
 
 
-def _on_node(task: Task, limits: Limits, preload: tuple[str, ...]) -> Run:
+def _on_node(task: Task, settings: Settings, preload: tuple[str, ...]) -> Run:
     """A Ray task: on its node the run gets a process of its own, so that all limits hold there too."""
     records: list[Run] = []
-    run_local([task], records.append, limits=limits, preload=preload)
+    run_local([task], records.append, settings, preload)
     return records[0]

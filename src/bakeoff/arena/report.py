@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from bakeoff.arena.stats import UNTESTED, ClaimResult, Comparison, Interval, Summary, summarise
 from bakeoff.arena.store import write_atomic
-from bakeoff.arena.types import Bout, Metric, Run
+from bakeoff.arena.types import Bout, Metric, Run, to_json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -177,7 +177,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """The same numbers as data, and every run's scores; what strict JSON cannot hold is None or text."""
         kept = ("key", "contender", "seed", "status", "scores", "cost", "error", "environment")
-        data = {"schema": self.bout.schema, "bout": self.bout.to_json(), **asdict(self.summary)}
+        data = {"schema": self.bout.schema, "bout": to_json(self.bout), **asdict(self.summary)}
         data |= {name: getattr(self, name) for name in ("headline", "warning", "legend", "excluded", "figures")}
         data["runs"] = [{name: getattr(run, name) for name in kept} for run in self.runs]
         return dict(json.loads(json.dumps(data, default=str), parse_constant=lambda _: None))

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -23,37 +23,22 @@ from types import ModuleType
 from typing import Any
 
 from bakeoff.arena import worker
-from bakeoff.arena.types import Run, Task
+from bakeoff.arena.types import Run, Settings, Task, from_json
 
-_TAIL_BYTES, _TAIL_LINES, _READS = 65536, 20, 64
+_TAIL_BYTES, _TAIL_LINES, _READS, _PAGE = 65536, 20, 64, os.sysconf("SC_PAGE_SIZE")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one run may use: wall seconds from its start, and GB of memory for its whole process group."""
-
-    timeout: float = 3600.0
-    memory_gb: float | None = None
-
-    def memory_bytes(self, jobs: int) -> float:
-        """The cap; where none is given, four fifths of the machine's memory shared by `jobs` runs."""
-        if self.memory_gb is not None:
-            return self.memory_gb * 2**30
-        return 0.8 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / jobs
 
 
 OnDone = Callable[[Run], None]
 
 
-def run_local(
-    tasks: Iterable[Task], on_done: OnDone, *, jobs: int = 1, limits: Limits = Limits(), preload: tuple[str, ...] = ()
-) -> None:
-    """Execute tasks in `jobs` processes at a time and hand each finished record to `on_done`.
+def run_local(tasks: Iterable[Task], on_done: OnDone, settings: Settings, preload: tuple[str, ...] = ()) -> None:
+    """Execute tasks, so many at a time as the settings say, and hand each finished record to `on_done`.
 
     On any exception, KeyboardInterrupt included, every process is killed before it goes on its way.
     """
-    memory, queue = limits.memory_bytes(jobs), iter(tasks)
+    jobs, queue = settings.jobs or 1, iter(tasks)
+    memory = settings.memory * 2**30 if settings.memory else 0.8 * os.sysconf("SC_PHYS_PAGES") * _PAGE / jobs
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([worker.__name__, *preload])
     active: list[_Child] = []
@@ -62,7 +47,7 @@ def run_local(
             while True:
                 while len(active) < jobs and (task := next(queue, None)):
                     with _starting():
-                        active.append(_Child(context, task, limits.timeout, memory))
+                        active.append(_Child(context, task, settings.timeout, memory))
                 if not active:
                     return
                 wait([c for child in active for c in child.waitables()], timeout=0.1)
@@ -105,7 +90,9 @@ class _Child:
     """A run in its process."""
 
     def __init__(self, context: Any, task: Task, timeout: float, memory: float) -> None:
-        self.task, self.timeout, self.memory = task, timeout, memory
+        run = replace(task.run, environment=worker.environment(task.hosts))  # here, once: a look-up takes milliseconds
+        self.task = task = replace(task, run=run)
+        self.timeout, self.memory = timeout, memory
         self.result, result_end = context.Pipe(duplex=False)
         self.log, log_end = context.Pipe(duplex=False)
         life_end, self.life = context.Pipe(duplex=False)
@@ -125,7 +112,7 @@ class _Child:
         self._read_log()
         if self.result.poll():
             with contextlib.suppress(EOFError, OSError, ValueError):
-                self.run = Run.from_json(json.loads(self.result.recv_bytes()))
+                self.run = from_json(Run, json.loads(self.result.recv_bytes()))
             self.run = self.run or self._ended("failed", self._exit_reason())
         elif not self.process.is_alive():
             self.run = self._ended("failed", self._exit_reason())
@@ -190,6 +177,6 @@ class _Child:
 
 def _resident(pid: int) -> float:
     try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE
     except (OSError, IndexError):
         return 0.0

@@ -9,19 +9,17 @@ from __future__ import annotations
 import contextlib
 import csv
 import fcntl
-import functools
 import hashlib
 import io
 import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 from urllib.parse import quote
 
-from bakeoff.arena.types import SCHEMA, Bout, InputError, Run
+from bakeoff.arena.types import SCHEMA, Bout, InputError, Run, from_json, to_json
 
 _SLUG = re.compile(r"[A-Za-z0-9][\w.-]{0,59}")
 _SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|credential|auth")
@@ -36,7 +34,6 @@ _SECRET_SHAPES = {
     r"\b(?:[spr]k[-_][\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{20,}|AKIA[0-9A-Z]{16}|xox[baprs]-[\w-]{10,})": _MASK,
 }
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-_hints = functools.cache(get_type_hints)
 _canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 
@@ -146,7 +143,7 @@ class Journal:
 
     def append(self, run: Run) -> Run:
         """Write one record and wait until it is on the disk; returns it as stored, secrets masked."""
-        stored = Run.from_json(redact(run.to_json()))
+        stored: Run = from_json(Run, redact(to_json(run)))
         line = encode(stored) + b"\n"
         with _writing(self.path):
             if self._handle is None:
@@ -166,7 +163,7 @@ class Journal:
 
 def encode(run: Run) -> bytes:
     """One journal record."""
-    body = _canonical(run.to_json())
+    body = _canonical(to_json(run))
     return f'{{"run":{body},"sha256":"{_check_sum(body)}"}}'.encode()
 
 
@@ -205,33 +202,18 @@ def _decode(line: str, start: int) -> tuple[Run | None, int]:
     """The record that begins there and where it ends; no record and the line's end where it is damaged."""
     with contextlib.suppress(*_DAMAGE):
         outer, end = json.JSONDecoder().raw_decode(line, start)
-        run = Run.from_json(outer["run"])
-        if _check_sum(_canonical(outer["run"])) == outer["sha256"] and _conforms(run, Run) and run.schema <= SCHEMA:
+        run = from_json(Run, outer["run"])
+        if _check_sum(_canonical(outer["run"])) == outer["sha256"] and run.schema <= SCHEMA:
             return run, end
     return None, len(line)
 
 
-def _conforms(value: Any, hint: Any) -> bool:
-    """Whether data from a file has the type that a field is declared with."""
-    kind, of = get_origin(hint), get_args(hint)
-    if isinstance(hint, type) and is_dataclass(hint):
-        return isinstance(value, hint) and all(_conforms(getattr(value, k), h) for k, h in _hints(hint).items())
-    if kind is dict:
-        return isinstance(value, dict) and all(_conforms(k, of[0]) and _conforms(v, of[1]) for k, v in value.items())
-    if kind in (list, tuple):
-        return isinstance(value, list | tuple) and all(_conforms(v, of[0]) for v in value)
-    if kind is Literal:
-        return isinstance(value, str) and value in of
-    if hint in (int, float):
-        return (type(value) is int and abs(value) < 2**63) or (hint is float and type(value) is float)
-    return hint is Any or (isinstance(value, hint) if isinstance(hint, type) else value is None)
-
-
 def write_bout(folder: Path, bout: Bout) -> Bout:
     """Store what a report needs besides the runs; returns it as stored, secrets masked."""
-    data = redact(bout.to_json())
+    data = redact(to_json(bout))
     write_atomic(folder / "bout.json", json.dumps(data, indent=1, allow_nan=False))
-    return Bout.from_json(data)
+    stored: Bout = from_json(Bout, data)
+    return stored
 
 
 def read_bout(folder: Path) -> Bout:
@@ -241,9 +223,9 @@ def read_bout(folder: Path) -> Bout:
         if path.is_symlink() or not path.is_file():
             how = "give a folder that --out named"
             raise InputError("no results here (bout.json is missing)", repr(str(folder)), how)
-        bout = Bout.from_json(json.loads(path.read_text(encoding="utf-8")))
-        if not (_conforms(bout, Bout) and _SLUG.fullmatch(bout.method) and bout.primary and bout.paper_contender):
-            raise ValueError("a field has the wrong type")
+        bout: Bout = from_json(Bout, json.loads(path.read_text(encoding="utf-8")))
+        if not (_SLUG.fullmatch(bout.method) and bout.primary and bout.paper_contender):
+            raise ValueError("no bout")
         if bout.schema > SCHEMA:
             raise InputError(f"written by a newer bakeoff (schema {bout.schema})", str(path), "upgrade bakeoff")
         return bout

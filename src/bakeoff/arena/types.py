@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 SCHEMA = 1
 """Version of the records on disk; a reader of schema N also reads every older one."""
+
+_hints = functools.cache(get_type_hints)
 
 Status = Literal["ok", "failed", "timeout", "oom", "diverged", "interrupted"]
 Role = Literal["paper", "rival", "floor"]
@@ -159,28 +162,6 @@ class Bout:
         """The method that all others are compared with."""
         return next(c for c in self.contenders if c.role == "paper")
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data; calls are left out, infinite bounds become None."""
-        data = asdict(self)
-        for contender in data["contenders"]:
-            del contender["call"]
-        for metric in data["metrics"]:
-            metric["bounds"] = [b if math.isfinite(b) else None for b in metric["bounds"]]
-        return data
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Bout:
-        """Read back what `to_json` wrote; unknown keys of newer versions are an error."""
-        data = dict(data)
-        for metric in data["metrics"]:
-            low, high = metric["bounds"]
-            metric["bounds"] = (-math.inf if low is None else low, math.inf if high is None else high)
-        data["metrics"] = tuple(Metric(**m) for m in data["metrics"])
-        data["claims"] = tuple(Claim(**c) for c in data["claims"])
-        data["contenders"] = tuple(Contender(**{**c, "needs": tuple(c["needs"])}) for c in data["contenders"])
-        data["seeds"], data["notes"] = tuple(data["seeds"]), tuple(data["notes"])
-        return cls(**data)
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -276,9 +257,36 @@ class Run:
     environment: dict[str, str] = field(default_factory=dict)
     schema: int = SCHEMA
 
-    to_json = asdict
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Run:
-        """Read back what `to_json` wrote."""
-        return cls(**data)
+def to_json(value: Any) -> Any:
+    """Plain data of a record or a bout; a contender's call is left out, an infinite bound becomes text."""
+    if is_dataclass(value):
+        return {f.name: to_json(getattr(value, f.name)) for f in fields(value) if f.name != "call"}
+    if isinstance(value, dict):
+        return {k: to_json(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(v) for v in value]
+    return str(value) if isinstance(value, float) and math.isinf(value) else value
+
+
+def from_json(hint: Any, data: Any) -> Any:
+    """Read back what `to_json` wrote, as the type that a field is declared with; ValueError or TypeError otherwise."""
+    kind, of = get_origin(hint), get_args(hint)
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(data, dict):
+        hints = _hints(hint)
+        return hint(**{k: from_json(hints.get(k, Any), v) for k, v in data.items()})
+    if kind is dict and isinstance(data, dict):
+        return {from_json(of[0], k): from_json(of[1], v) for k, v in data.items()}
+    if kind in (list, tuple) and isinstance(data, list) and (kind is list or len(data) == len(of) or of[1] is ...):
+        return kind(from_json(of[0], v) for v in data)
+    if hint is float and data in ("inf", "-inf"):
+        return float(data)
+    if kind is Literal:
+        fits = isinstance(data, str) and data in of
+    elif hint in (int, float):
+        fits = (type(data) is int and abs(data) < 2**63) or (hint is float and type(data) is float)
+    else:
+        fits = hint is Any or (isinstance(hint, type) and isinstance(data, hint))
+    if not fits:
+        raise ValueError(f"{data!r:.50} is not {hint}")
+    return data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import importlib
 import json
 import math
@@ -27,8 +28,9 @@ from typing import Any, NoReturn
 
 import cloudpickle
 import numpy as np
+import numpy.random  # numpy loads it late: here that is once in the fork server, not in every run
 
-from bakeoff.arena.types import Run, Task
+from bakeoff.arena.types import Run, Task, to_json
 
 _PR_SET_CHILD_SUBREAPER = 36
 STOPS = (signal.SIGINT, signal.SIGTERM)
@@ -56,7 +58,7 @@ def main(task: Task, result: Connection, log: Connection, life: Connection) -> N
         os._exit(0)
     sys.stdout.flush()
     sys.stderr.flush()
-    result.send_bytes(json.dumps(run.to_json(), allow_nan=False).encode())
+    result.send_bytes(json.dumps(to_json(run), allow_nan=False).encode())
     while True:  # the driver ends it: a contender's own exit handlers and threads have no say any more
         signal.pause()
 
@@ -102,7 +104,7 @@ def perform(task: Task) -> Run:
     run = Run(**vars(task.run))
     try:
         bout = importlib.import_module(task.bout)
-        run.environment = environment(task.hosts)
+        run.environment = run.environment or environment(task.hosts)
         if run.contender.startswith("claim:"):
             raw = _measured(run, getattr(bout, run.contender.removeprefix("claim:")), run.seed)
             _record_scores(run, raw, set(raw))
@@ -203,8 +205,9 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+@functools.cache
 def environment(hosts: tuple[str, ...]) -> dict[str, str]:
-    """Versions and hardware from a fixed list; the process environment is never recorded."""
+    """Versions and hardware from a fixed list; the process environment is never recorded. Looked up once a process."""
     found = {"python": sys.version.split()[0], "system": f"{os.uname().sysname} {os.uname().machine}", "cpu": "unknown"}
     found |= {"cores": str(os.cpu_count()), "threads": os.environ.get("OMP_NUM_THREADS", "default")}
     with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo") as file:

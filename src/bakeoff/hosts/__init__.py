@@ -1,0 +1,1 @@
+"""What several rooms need of one host ecosystem; nothing of any method."""
