@@ -45,13 +45,10 @@ def compare(method: str, *, extra: Sequence[Contender] = (), **options: Any) -> 
     from bakeoff.arena.types import Settings
 
     shared = inspect.signature(Settings).parameters
-    chosen: dict[str, Any] = {
-        name: Path(value) if name == "out" else value for name, value in options.items() if name in shared
-    }
-    own = {name: value for name, value in options.items() if name not in shared}
-    text = ", ".join([repr(method), *(f"{name}={value!r}" for name, value in options.items())])
-    settings, command = Settings(**chosen), f"bakeoff.compare({text})"
-    outcome = contest.hold(catalog.find(method), own, settings, command=command, guests=extra)
-    if outcome.interrupted:
-        raise KeyboardInterrupt(f"{method}: interrupted; the same call continues from {outcome.folder}")
-    return outcome.report
+    chosen: dict[str, Any] = {k: Path(v) if k == "out" else v for k, v in options.items() if k in shared}
+    own = {k: v for k, v in options.items() if k not in shared}
+    command = f"bakeoff.compare({', '.join([repr(method), *(f'{k}={v!r}' for k, v in options.items())])})"
+    report = contest.hold(catalog.find(method), own, Settings(**chosen), command=command, guests=extra)
+    if report.page is None:
+        raise KeyboardInterrupt(f"{method}: interrupted; the same call continues")
+    return report

@@ -122,14 +122,13 @@ def _split(kind: Any, tokens: Any) -> list[str]:
     return [part.strip() for part in tokens[0].value.split(",") if part.strip()]
 
 
-def _finish(outcome: Any, line: str, as_json: bool) -> int:
+def _finish(report: Any, line: str, as_json: bool) -> int:
     """Print what came out and choose the exit code."""
-    report = outcome.report
     print(dumps(report.to_json(), indent=1, allow_nan=False) if as_json else report.table())
-    if outcome.interrupted:
+    if report.page is None:
         print(f"\nInterrupted; what is finished is kept. Go on with:\n  {line}", file=sys.stderr)
         return 130
-    print(f"Report: {outcome.html}", file=sys.stderr if as_json else sys.stdout)
+    print(f"Report: {report.page}", file=sys.stderr if as_json else sys.stdout)
     return 3 if any(run.status != "ok" for run in report.runs) else 0
 
 

@@ -147,9 +147,9 @@ JOURNALS = {
 def test_hostile_journal(name, folder, monkeypatch):
     monkeypatch.chdir(folder)
     JOURNALS[name](folder)
-    outcome = contest.rebuild([folder], None, {})
-    assert len(outcome.report.runs) == (0 if name == "symlink" else 4)
-    assert any("left out" in note for note in outcome.report.bout.notes)
+    report = contest.rebuild([folder], None, {})
+    assert len(report.runs) == (0 if name == "symlink" else 4)
+    assert any("left out" in note for note in report.bout.notes)
     assert not list(folder.rglob("canary-file"))
     for path in folder.glob("*.json"):
         json.loads(path.read_text(), parse_constant=pytest.fail)
@@ -212,7 +212,7 @@ def test_endless_claim_and_giant_strings(folder):
     data["codes"]["claim:coverage"] = "x"
     data["title"] = "x" * 5_000_000
     (folder / "bout.json").write_text(json.dumps(data))
-    assert len(contest.rebuild([folder], None, {}).report.runs) == 4
+    assert len(contest.rebuild([folder], None, {}).runs) == 4
 
 
 def _spoil(value, keep=()):
@@ -239,10 +239,10 @@ def test_markup_in_every_field(folder):
     failed = replace(_named(bout, bout.contenders[1].name, 0), status="failed", error=XSS)
     journal.append(replace(failed, key=plan.key(bout, failed.contender, 1), seed=1))
     journal.close()
-    outcome = contest.rebuild([folder], None, {})
-    assert len(outcome.report.runs) == 4
+    report = contest.rebuild([folder], None, {})
+    assert len(report.runs) == 4
     contest.write_board([folder], folder / "site")
-    for page in [outcome.html, *(folder / "site").glob("*.html")]:
+    for page in [report.page, *(folder / "site").glob("*.html")]:
         text = page.read_text()
         assert "&lt;script&gt;alert(1)" in text
         assert "<script>alert" not in text

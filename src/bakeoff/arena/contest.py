@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,12 @@ from bakeoff.arena.report import Report
 from bakeoff.arena.types import Bout, Card, Contender, InputError, Run, Settings, Task
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What came out."""
-
-    report: Report
-    folder: Path
-    html: Path | None
-    interrupted: bool = False
-
-
 def hold(
     card: Card, options: Mapping[str, Any], settings: Settings, *, command: str, guests: Sequence[Contender] = ()
-) -> Outcome:
+) -> Report:
     """Run the missing runs of a bake-off and report on all of them; InputError where the user can mend something.
 
-    KeyboardInterrupt ends it with what is finished: nothing that was finished is ever lost.
+    KeyboardInterrupt ends it with a report of what is finished that has no page; nothing that was finished is lost.
     """
     for name, value in [("jobs", settings.jobs), ("timeout", settings.timeout), ("memory", settings.memory)]:
         if value is not None and not 0 < value < 1e9:
@@ -47,7 +37,7 @@ def hold(
         runs, interrupted, problems = _run(folder, card, tasks, settings)
         bout = replace(bout, notes=(*bout.notes, *problems))
         if interrupted:
-            return Outcome(Report.build(bout, runs), folder, None, interrupted=True)
+            return Report.build(bout, runs)
         return publish(folder, bout, plan.select(bout, runs), card)
 
 
@@ -57,7 +47,7 @@ def _run(folder: Path, card: Card, tasks: Sequence[Task], settings: Settings) ->
     final = {r.key: r for r in stored if r.status == "ok" or not settings.retry_failed}
     done = {t.run.key: final[t.run.key] for t in tasks if t.run.key in final and _kept(t.keep, final[t.run.key])}
     todo = [task for task in tasks if task.run.key not in done]
-    journal, progress = store.Journal(folder), Progress(card.slug, tasks, done.values())
+    journal, progress = store.Journal(folder), Progress(card.slug, len(tasks), len(done))
 
     def record(run: Run) -> None:
         done[run.key] = journal.append(run)
@@ -81,12 +71,12 @@ def _kept(folder: str, run: Run) -> bool:
     return not folder or "artefact_bytes" not in run.cost or Path(folder).is_dir()
 
 
-def publish(folder: Path, bout: Bout, runs: list[Run], card: Card | None) -> Outcome:
+def publish(folder: Path, bout: Bout, runs: list[Run], card: Card | None) -> Report:
     """Write table, figures and report of some runs into a folder."""
     store.write_csv(folder, runs)
     figures, notes = _figures(folder, runs, card)
     report = replace(Report.build(replace(bout, notes=(*bout.notes, *notes)), runs), figures=figures)
-    return Outcome(report, folder, report.save(folder))
+    return replace(report, page=report.save(folder))
 
 
 def _figures(folder: Path, runs: list[Run], card: Card | None) -> tuple[dict[str, str], tuple[str, ...]]:
@@ -103,7 +93,7 @@ def _figures(folder: Path, runs: list[Run], card: Card | None) -> tuple[dict[str
         return {}, (f"the bout's own figures could not be drawn: {type(error).__name__}: {error}",)
 
 
-def rebuild(folders: Sequence[Path], out: Path | None, cards: Mapping[str, Card]) -> Outcome:
+def rebuild(folders: Sequence[Path], out: Path | None, cards: Mapping[str, Card]) -> Report:
     """Put the parts of a bake-off together and write its report anew; runs nothing."""
     bout = plan.merge([store.read_bout(folder) for folder in folders])
     stored = [store.read_runs(folder) for folder in folders]

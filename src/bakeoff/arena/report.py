@@ -46,12 +46,15 @@ class Report:
     figures : dict of str to str
         The bout's own figures: file name inside ``figures/`` of the report's folder -> caption. One that is missing,
         above 400 kB or neither SVG, PNG nor JPEG is named in the page but not embedded.
+    page : Path, optional
+        Where `save` has written it.
     """
 
     bout: Bout
     runs: list[Run]
     summary: Summary
     figures: dict[str, str] = field(default_factory=dict)
+    page: Path | None = None
 
     @classmethod
     def build(cls, bout: Bout, runs: list[Run]) -> Report:
