@@ -106,10 +106,13 @@ def first_column(page: Any, table: str = "table") -> list[str]:
 def test_pages_open_quietly_and_fit(browser: Any, folder: Path, name: str, width: int, scheme: str) -> None:
     seen = visit(browser, folder / f"{name}.html", width, scheme)
     assert seen.page.evaluate("document.documentElement.scrollWidth") <= width
-    images = seen.page.evaluate("[...document.images].map(i => [i.naturalWidth, i.alt, i.currentSrc === i.src])")
+    images = seen.page.evaluate(
+        "[...document.images].map(i => [i.naturalWidth, i.alt, getComputedStyle(i).filter !== 'none'])"
+    )
     assert len(images) == {"report": 3, "hostile": 3, "board": 0}[name]
     assert all(pixels > 0 and alt for pixels, alt, _ in images)
-    assert [own for *_, own in images[:2]] == [scheme == "light"] * len(images[:2])
+    assert [inverted for *_, inverted in images[:2]] == [scheme == "dark"] * len(images[:2])  # the arena's own plots
+    assert not any(inverted for *_, inverted in images[2:])
     seen.check()
 
 
