@@ -56,19 +56,30 @@ def read_text(path: Path | None, where: str = "--text") -> str:
     """
     if path is None:
         return default_text()
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", where, "give a readable .txt or .jsonl FILE") from error
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 at byte {error.start}", where, "convert it first") from error
+    text = decode(path, where)
     if path.suffix.lower() == ".jsonl":
         text = "\n\n".join(str(row["text"]) for row in jsonl_rows(text, path, ("text",), where))
     if not text.strip():
         raise InputError(f"{path} is empty", where, "give a file with text in it")
     return text
+
+
+def decode(path: Path, where: str = "--text") -> str:
+    """The characters of a UTF-8 file.
+
+    Raises
+    ------
+    InputError
+        Unreadable, or not UTF-8 (with the offset of the first wrong byte).
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", where, "give a readable .txt or .jsonl FILE") from error
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 at byte {error.start}", where, "convert it first") from error
 
 
 def jsonl_rows(text: str, path: Path, fields: tuple[str, ...], where: str = "--text") -> list[dict[str, Any]]:
