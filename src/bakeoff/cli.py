@@ -108,6 +108,7 @@ def _documented(owner: Any, group: Group) -> list[inspect.Parameter]:
         words: dict[str, Any] = {"help": texts.get(p.name), "group": group, "negative": "", "show": p.name != "quick"}
         words |= {"alias": "-j"} if p.name == "jobs" else {}
         words |= {"converter": _split, "n_tokens": 1} if p.name == "contenders" else {}
+        words |= {"allow_leading_hyphen": True} if p.annotation in (str, str | None) else {}  # --alphas -1,0
         made.append(p.replace(kind=p.KEYWORD_ONLY, annotation=Annotated[p.annotation, Parameter(**words)]))
     return made
 

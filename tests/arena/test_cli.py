@@ -170,3 +170,9 @@ def test_board(cli, tmp_path):
     assert subprocess.run(["grep", "-c", "http-equiv", tmp_path / "site/toy.html"], capture_output=True).returncode == 0
     bad = cli("board", "one", "--out", "/dev/null/site")
     assert (bad.returncode, bad.stderr.count("\n")) == (2, 1)
+
+
+def test_a_list_of_words_may_begin_with_a_minus(cli):
+    done = cli("run", "toy", "--source", "-1,0,0.5", "--seeds", "1", "--out", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["bout"]["options"]["source"] == "-1,0,0.5"
