@@ -1,0 +1,6 @@
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={"method": ["Fasa"], "calibration": ["FasaCalibration", "calibrate_fasa"], "cache": ["FasaCache"]},
+)
