@@ -1,7 +1,9 @@
 """What the paper claims, and the number that must come out here.
 
 Thresholds were fixed before any run of the bout and of these checks, but not without knowledge: those of ``steering``,
-which has nothing random in it, and the expectations of the scan rest on earlier trials with other code.
+which has nothing random in it, and the expectations of the scan rest on earlier trials with other code. The two rows
+"better than" DistiLLM and forward KL came later, before the bout of eight seeds: without them "held" stood beside the
+paper's claim for what only was not worse.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ _LOGITS = "logits from N(0, 40^2), V = 512, 64 positions, lam .1"
 
 def _beats(rival: str, theirs: str, margin: float, expect: str) -> Claim:
     return Claim(
-        f"better than {rival} on a language model, alpha chosen on validation text",
+        f"{'better' if margin > 0 else 'not worse'} than {rival} on a language model, alpha chosen on validation text",
         expect,
         f"{_TABLE} against {theirs} for {rival}" if theirs else _TABLE,
         metric="overlap",
@@ -37,9 +39,11 @@ CLAIMS = (
         "21.30",
         -0.005,
         "not below skewed KL by more than .005. It is AMiD's member alpha = -1: where validation picks that with lam = "
-        ".1 and skew = .1, both are one loss, and what is left is rounding",
+        ".1 and skew = .1, both are one loss and give the very same student",
     ),
+    _beats("DistiLLM", "21.30", 0.005, "overlap above skewed KL by more than .005 (expected: not held, see above)"),
     _beats("forward-KL", "", -0.005, "not below forward KL by more than .005"),
+    _beats("forward-KL", "", 0.005, "overlap above forward KL by more than .005 (expected: about .008, so open)"),
     Claim(
         "better than GKD, TAID, DistiLLM and ABKD in ROUGE-L on instruction data",
         "a large teacher, a pretrained student and instruction data are needed; hours on a CPU",

@@ -69,9 +69,9 @@ def make_corpus(source: Source, tokenizer: Any, quick: bool) -> Corpus:
     """
     train, test = _plain(tokenizer, source) if isinstance(source, str) else _answers(tokenizer, source)
     chosen, tested = _windows(train), _windows(test)
-    for what, found, least in (("validation", chosen, VALIDATION + 4), ("test", tested, LEAST_TEST)):
-        if len(found.ids) < least:  # 4 windows more to train on
-            check_tokens(len(found.ids) * WINDOW, least * WINDOW, f"{least} {what} windows of {WINDOW}")
+    for what, found, least, more in (("validation", chosen, VALIDATION, 4), ("test", tested, LEAST_TEST, 0)):
+        wanted = f"{least} {what} windows of {WINDOW}" + f" and {more} to train on" * bool(more)
+        check_tokens(len(found.ids) * WINDOW, (least + more) * WINDOW, wanted)
     first = len(train.ids) % WINDOW + int(_having(train)[-VALIDATION]) * WINDOW
     count = min(TEST, len(tested.ids))
     even = [round(i * (len(tested.ids) - 1) / (count - 1)) for i in range(count)]

@@ -27,8 +27,8 @@ class AMiDTrainer(Trainer):  # type: ignore[misc]  # transformers is half typed
     ----------
     model, args, data_collator, train_dataset, eval_dataset, processing_class, model_init, compute_metrics, callbacks, \
 optimizers, optimizer_cls_and_kwargs, preprocess_logits_for_metrics
-        As in ``transformers.Trainer``. With a tokenizer as `processing_class`, logits beyond its size are padding and
-        are cut off on both sides.
+        As in ``transformers.Trainer``. Where the heads differ in size, a tokenizer as `processing_class` tells what is
+        padding: logits beyond its size are cut off on both sides.
     teacher : PreTrainedModel
         Put into eval mode and frozen, with a warning if it was not.
     alpha, lam, divergence, order, temperature, chunk, clamp_alpha
@@ -41,7 +41,8 @@ optimizers, optimizer_cls_and_kwargs, preprocess_logits_for_metrics
     on_policy : float, default 0.0
         Share of training batches whose responses are sampled anew from the student. A response is all that follows the
         first kept label; without a prompt the first token is the prompt. Sampling draws from torch's global
-        generator, as training does. The form of it is ours.
+        generator, as training does. The form of it is ours: DistiLLM's adaptive mix, whose share follows the
+        validation loss and which samples from a replay buffer, is not here.
 
     Raises
     ------

@@ -30,8 +30,10 @@ RATES = {1: (1e-3, 2e-3, 3e-3, 5e-3, 1e-2, 2e-2), 2: (2e-3, 5e-3, 1e-2), 3: (3e-
 PRETRAINED = 0.1
 """Factor on the rates for a student that is not fresh."""
 WARMUP, LAST_RATE, DECAY, CLIP = 10, 0.05, 0.01, 1.0
-CACHED = 10**8
-"""Teacher logits are kept over the trials up to so many numbers, and computed anew beyond."""
+JUDGED = 4
+"""Windows that are scored at a time."""
+CACHED = 15 * 10**7
+"""Teacher logits are kept over the trials up to so many float32 numbers (0.6 GB), and computed anew beyond."""
 
 FRESH: dict[str, Any] = {
     "hidden_size": 48,
@@ -115,6 +117,8 @@ def distilled(data: Data, seed: int, *, make: Callable[..., Loss], grid: tuple[d
     """
     batches = training_batches(data, seed)
     logits = teacher_logits(data, batches)
+    validation = data.corpus.validation
+    judge = teacher_logits(data, in_batches(validation))
     factor = 1.0 if data.start is None else PRETRAINED
     wanted = list(itertools.product(grid, RATES[len(grid)]))[: data.trials]
     kept, told = None, []
@@ -122,9 +126,9 @@ def distilled(data: Data, seed: int, *, make: Callable[..., Loss], grid: tuple[d
         model = untrained(data, seed)
         trace = train(model, make(**setting), rate * factor, batches, logits, data.vocabulary)
         named = {name: value for name, value in setting.items() if isinstance(value, float)}
-        validation = float(compare(data, model, data.corpus.validation)["overlap"].mean())
-        told.append({**named, "rate": rate * factor, "validation": validation, **trace})
-        if kept is None or validation > max(row["validation"] for row in told[:-1]):
+        overlap = float(compare(data, model, validation, judge)["overlap"].mean())
+        told.append({**named, "rate": rate * factor, "validation": overlap, **trace})
+        if kept is None or overlap > max(row["validation"] for row in told[:-1]):
             kept = Student(model, data.tokenizer, {**named, "rate": rate * factor})
     assert kept is not None
     kept.trials = told
@@ -157,8 +161,13 @@ def training_batches(data: Data, seed: int) -> list[Tokens]:
     return [Tokens(*parts) for parts in zip(torch.split(ids, data.batch), torch.split(keep, data.batch), strict=True)]
 
 
+def in_batches(windows: Tokens) -> list[Tokens]:
+    """Windows in order, some at a time."""
+    return [Tokens(*parts) for parts in zip(*(part.split(JUDGED) for part in windows), strict=True)]
+
+
 def teacher_logits(data: Data, batches: list[Tokens]) -> Callable[[int], torch.Tensor]:
-    """Step to teacher logits (batch, length - 1, V)."""
+    """Number of a batch to teacher logits (batch, length - 1, V)."""
     import torch
 
     def ask(step: int) -> torch.Tensor:
@@ -166,7 +175,7 @@ def teacher_logits(data: Data, batches: list[Tokens]) -> Callable[[int], torch.T
             logits: torch.Tensor = data.teacher(input_ids=batches[step].ids).logits[:, :-1, : data.vocabulary]
         return logits
 
-    if data.steps * data.batch * data.length * data.vocabulary > CACHED:
+    if sum(batch.ids.numel() for batch in batches) * data.vocabulary > CACHED:
         return ask
     return [ask(step) for step in range(len(batches))].__getitem__
 
@@ -211,26 +220,46 @@ def _rate(step: int, steps: int) -> float:
     return LAST_RATE + (1 - LAST_RATE) * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def compare(data: Data, model: Any, windows: Tokens) -> dict[str, FloatArray]:
-    """Student and teacher on windows: the mean over the scored positions of each."""
+def compare(
+    data: Data, model: Any, windows: Tokens, teacher: Callable[[int], torch.Tensor] | None = None
+) -> dict[str, FloatArray]:
+    """Student and teacher on windows: for each window the means over its scored positions.
+
+    Parameters
+    ----------
+    data : Data
+    model : object
+    windows : Tokens
+    teacher : callable, optional
+        `teacher_logits` of ``in_batches(windows)``, where many students are compared on the same windows.
+    """
     import torch
 
+    batches = in_batches(windows)
+    ask = teacher or teacher_logits(data, batches)
     rows: list[dict[str, float]] = []
-    for ids, keep in zip(*windows, strict=True):
-        kept, targets = keep[1:], ids[1:][keep[1:]]
+    for i, (ids, keep) in enumerate(batches):
         with torch.no_grad():
-            both = [m(input_ids=ids[None]).logits[0, :-1, : data.vocabulary][kept] for m in (data.teacher, model)]
-        log_p, log_q = (logits.double().log_softmax(-1) for logits in both)
-        p, q = log_p.exp(), log_q.exp()
-        found = {
-            "overlap": torch.minimum(p, q).sum(-1),
-            "nll": -log_q.gather(1, targets[:, None]).squeeze(1),
-            "kl_teacher_student": (p * (log_p - log_q)).sum(-1),
-            "kl_student_teacher": (q * (log_q - log_p)).sum(-1),
-            "top1": (p.argmax(-1) == q.argmax(-1)).double(),
-        }
-        rows.append({name: float(values.mean()) for name, values in found.items()})
+            student = model(input_ids=ids).logits[:, :-1, : data.vocabulary]
+        for p, q, kept, targets in zip(ask(i), student, keep[:, 1:], ids[:, 1:], strict=True):
+            rows.append(_distances(p[kept], q[kept], targets[kept]))
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+def _distances(teacher: torch.Tensor, student: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
+    """Of two logits (n, V), as means over n."""
+    import torch
+
+    log_p, log_q = (logits.float().log_softmax(-1) for logits in (teacher, student))
+    p, q, ratio = log_p.exp(), log_q.exp(), log_p - log_q
+    found = {
+        "overlap": torch.minimum(p, q).sum(-1).clamp(max=1),  # rounding
+        "nll": -log_q.gather(1, targets[:, None]).squeeze(1),
+        "kl_teacher_student": (p * ratio).sum(-1),
+        "kl_student_teacher": -(q * ratio).sum(-1),
+        "top1": (p.argmax(-1) == q.argmax(-1)).float(),
+    }
+    return {name: float(values.double().mean()) for name, values in found.items()}
 
 
 def rouge_l(data: Data, model: Any) -> FloatArray:

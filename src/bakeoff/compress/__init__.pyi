@@ -1,0 +1,11 @@
+from .amid import AMiDTrainer as AMiDTrainer
+from .amid import alpha_mixture as alpha_mixture
+from .amid import amid_loss as amid_loss
+from .fasa import Fasa as Fasa
+from .fasa import FasaCache as FasaCache
+from .fasa import FasaCalibration as FasaCalibration
+from .fasa import calibrate_fasa as calibrate_fasa
+from .pt2_llm import PT2LLM as PT2LLM
+from .pt2_llm import TernaryLinear as TernaryLinear
+from .qronos import Qronos as Qronos
+from .qronos import qronos_reference as qronos_reference

@@ -1,0 +1,1 @@
+"""What qronos and pt2-llm share: grids, plain rounding methods, the walk over a model, and the stored form."""

@@ -1,0 +1,192 @@
+"""What the paper claims, and the number that must come out here.
+
+Thresholds come from the specification, which had measured a prototype. Two are our reading of its words, written down
+after a first look at one draw: "sharply" for AGA's output error as .8 (the draw gave .58), "slightly" for its weight
+error as 1.1 (the draw gave 1.21, so that this claim was known to fail).
+"""
+
+from __future__ import annotations
+
+from bakeoff.arena.types import Claim
+
+_BOUT = "SmolLM2-135M, first 2 of 30 blocks, 8,192 calibration tokens, 32 held-out windows"
+_LAYERS = "eight layers of SmolLM2-135M (q, o, gate, down of blocks 3 and 15), 512 tokens, 3 draws"
+_TABLE = "7B and larger models on a GPU, whole: see the paper's main table"
+_WHOLE = "bakeoff run pt2-llm --model DIR --blocks all --samples 128 --seq-len 2048"
+
+CLAIMS = (
+    Claim(
+        "better than other ternary forms of the same size: OPTQ on a ternary grid",
+        f"at least 2 % less hidden error than OPTQ on a ternary grid in groups of 64: {_BOUT}",
+        "main table",
+        metric="hidden_err",
+        contender="pt2-llm",
+        rival="OPTQ-ternary",
+        margin=0.02,
+    ),
+    Claim(
+        "far better than a ternary form without calibration (TWN)",
+        f"TWN has at least 1.5 times the hidden error: {_BOUT}",
+        "main table",
+        metric="hidden_err",
+        contender="pt2-llm",
+        rival="TWN",
+        margin=0.5,
+    ),
+    Claim(
+        "competitive with 2-bit methods at less memory: AWQ",
+        f"AWQ in 2 bits has at least 1.2 times the hidden error: {_BOUT}",
+        "main table",
+        metric="hidden_err",
+        contender="pt2-llm",
+        rival="AWQ-2bit",
+        margin=0.2,
+    ),
+    Claim(
+        "competitive with 2-bit methods at less memory: round to nearest",
+        f"rounding to nearest in 2 bits has at least 1.2 times the hidden error: {_BOUT}",
+        "main table",
+        metric="hidden_err",
+        contender="pt2-llm",
+        rival="RTN-2bit",
+        margin=0.2,
+    ),
+    Claim(
+        "competitive with 2-bit methods at less memory: OPTQ",
+        f"at most 2 % more hidden error than well-set 2-bit OPTQ (13-20 % more is expected, not held): {_BOUT}",
+        "main table",
+        metric="hidden_err",
+        contender="pt2-llm",
+        rival="OPTQ-2bit",
+        margin=-0.02,
+    ),
+    Claim(
+        "competitive with 2-bit methods at less memory: the memory",
+        "the file of the linear weights is at most .90 of that of 2-bit weights in groups of 128 (2 blocks)",
+        "abstract",
+        metric="over_2bit",
+        margin=0.90,
+        check="size",
+        better="lower",
+    ),
+    Claim(
+        "competitive with 2-bit methods at less memory: perplexity and seven tasks of 7B to 70B models",
+        f"a lower perplexity than 2-bit GPTQ (129.2) and AWQ on LLaMA-7B: {_TABLE}",
+        "main table",
+        status="not decidable here",
+        command=_WHOLE,
+    ),
+    Claim(
+        "ITF lowers the weight error in every round",
+        f"no row's E_w rises by more than a rounding error (1e-9 of it): {_LAYERS}",
+        "method, ITF and AGA",
+        metric="e_w_rise",
+        margin=1e-9,
+        check="fitting",
+        better="lower",
+        seeds=3,
+    ),
+    Claim(
+        "AGA lowers the output error sharply",
+        f"E_x after AGA at most .8 of that before, geometric mean of layers, whole rows: {_LAYERS}",
+        "method, ITF and AGA",
+        metric="e_x_ratio",
+        margin=0.8,
+        check="fitting",
+        better="lower",
+        seeds=3,
+    ),
+    Claim(
+        "AGA lowers the output error: of every row",
+        f"in no row is E_x after AGA above that before: {_LAYERS}",
+        "method, ITF and AGA",
+        metric="worst_row",
+        margin=1.0 + 1e-9,
+        check="fitting",
+        better="lower",
+        seeds=3,
+    ),
+    Claim(
+        "AGA raises the weight error only slightly",
+        f"E_w after AGA at most 1.1 of that before, geometric mean of layers: {_LAYERS}",
+        "method, ITF and AGA",
+        metric="e_w_ratio",
+        margin=1.1,
+        check="fitting",
+        better="lower",
+        seeds=3,
+    ),
+    Claim(
+        "SSR makes blocks more compact",
+        f"the variance within blocks of 128 columns falls, mean of layers: {_LAYERS}",
+        "method, SSR",
+        metric="variance_ratio",
+        margin=1.0,
+        check="reordering",
+        better="lower",
+        seeds=3,
+    ),
+    Claim(
+        "SSR helps: on the calibration text",
+        f"mean E_x of layers at least 5 % below that without SSR (single layers may get worse): {_LAYERS}",
+        "ablation",
+        metric="e_x_ratio",
+        margin=0.95,
+        check="reordering",
+        better="lower",
+        seeds=3,
+    ),
+    Claim(
+        "every part helps: SSR, on new text",
+        f"less hidden error than without SSR: {_BOUT}",
+        "ablation",
+        metric="hidden_err",
+        contender="pt2-llm",
+        rival="no-ssr",
+    ),
+    Claim(
+        "every part helps: AGA, on new text",
+        f"less hidden error than without AGA: {_BOUT}",
+        "ablation",
+        metric="hidden_err",
+        contender="pt2-llm",
+        rival="no-aga",
+    ),
+    Claim(
+        "every part helps: ITF, on new text",
+        f"less hidden error than without ITF: {_BOUT}",
+        "ablation",
+        metric="hidden_err",
+        contender="pt2-llm",
+        rival="no-itf",
+    ),
+    Claim(
+        "lower memory",
+        "the file of the linear weights is at most .13 of float16 (2 blocks)",
+        "abstract",
+        metric="over_float16",
+        margin=0.13,
+        check="size",
+        better="lower",
+    ),
+    Claim(
+        "faster decoding",
+        "one token takes no longer than with dense float32 weights, packed form on a CPU (not expected)",
+        "abstract",
+        metric="decode",
+        margin=1.0,
+        check="speed",
+        better="lower",
+        seeds=3,
+    ),
+    Claim(
+        "faster prefill",
+        "256 tokens take no longer than with dense float32 weights, packed form on a CPU (not expected)",
+        "abstract",
+        metric="prefill",
+        margin=1.0,
+        check="speed",
+        better="lower",
+        seeds=3,
+    ),
+)

@@ -1,0 +1,5 @@
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__, submod_attrs={"method": ["Qronos"], "reference": ["qronos_reference"]}
+)
