@@ -123,10 +123,10 @@ def jensen_shannon(log_a: torch.Tensor, log_b: torch.Tensor) -> torch.Tensor:
 def alpha_beta(log_a: torch.Tensor, log_b: torch.Tensor, x: float = 0.2, y: float = 0.7) -> torch.Tensor:
     """The alpha-beta divergence of ABKD with exponents `x` and `y`, by default those of the authors' code.
 
-    ``-(sum a^x b^y - x/(x+y) sum a^(x+y) - y/(x+y) sum b^(x+y)) / (x y)``.
+    ``-(sum a^x b^y - x/(x+y) sum a^(x+y) - y/(x+y) sum b^(x+y)) / (x y)``, for positive exponents.
     """
-    s = x + y
-    cross, first, second = ((torch.logsumexp(z, -1)).exp() for z in (x * log_a + y * log_b, s * log_a, s * log_b))
+    s = x + y  # no term exceeds 1, so a plain sum of exp is safe; logsumexp has NaN gradients where all are 0
+    cross, first, second = (z.exp().sum(-1) for z in (x * log_a + y * log_b, s * log_a, s * log_b))
     return -(cross - x / s * first - y / s * second) / (x * y)
 
 

@@ -163,7 +163,9 @@ def training_batches(data: Data, seed: int) -> list[Tokens]:
 
 def in_batches(windows: Tokens) -> list[Tokens]:
     """Windows in order, some at a time."""
-    return [Tokens(*parts) for parts in zip(*(part.split(JUDGED) for part in windows), strict=True)]
+    import torch
+
+    return [Tokens(*parts) for parts in zip(*(torch.split(part, JUDGED) for part in windows), strict=True)]
 
 
 def teacher_logits(data: Data, batches: list[Tokens]) -> Callable[[int], torch.Tensor]:
