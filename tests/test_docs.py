@@ -15,6 +15,7 @@ import pytest
 
 from bakeoff.arena import store
 from bakeoff.arena.report import Report
+from bakeoff.inputs.language import default_text, tiny_llama
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -53,6 +54,10 @@ def desk(tmp_path: Path) -> Path:
     nodes = "\n".join(f"{i + 1} {x} {y}" for i, (x, y) in enumerate(rng.integers(0, 100, (12, 2))))
     head = "NAME: my\nTYPE: TSP\nDIMENSION: 12\nEDGE_WEIGHT_TYPE: EUC_2D\nNODE_COORD_SECTION\n"
     (folder / "my.tsp").write_text(f"{head}{nodes}\nEOF\n")
+    model, tokenizer = tiny_llama()
+    model.save_pretrained(folder / "my-model")
+    tokenizer.save_pretrained(folder / "my-model")
+    (folder / "my.txt").write_text(default_text())
     return folder
 
 

@@ -172,7 +172,8 @@ def _measure_artefact(output: Any, task: Task, run: Run) -> None:
     if task.keep or size is None:
         with tempfile.TemporaryDirectory(prefix="bakeoff-") as scratch:
             output.save(Path(scratch))
-            size = sum(p.stat().st_size for p in Path(scratch).rglob("*") if p.is_file())
+            if size is None:
+                size = sum(p.stat().st_size for p in Path(scratch).rglob("*") if p.is_file())
             if task.keep:
                 shutil.rmtree(task.keep, ignore_errors=True)
                 shutil.copytree(scratch, task.keep)
