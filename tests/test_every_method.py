@@ -39,7 +39,7 @@ HEAVY = ["botorch", "gpytorch", "hidimstat", "matplotlib", "optuna", "pandas", "
 HEAVY += ["sklearn", "torch", "transformers"]
 CAPS = {"card.toml": 40, "method.py": 400, "bout.py": 200, "__init__.py": 10}
 RESERVED = {"seeds", "contenders", "jobs", "engine", "address", "timeout", "memory", "shard", "out", "keep", "claims"}
-RESERVED |= {"rival", "json", "verbose"}
+RESERVED |= {"rival", "json", "verbose", "retry_failed"}
 Probed = dict[str, dict[str, Any]]
 KEPT = {".json", ".parquet", ".safetensors", ".csv", ".npz", ".npy"}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
+import sys
 import tomllib
 from importlib import metadata, util
 from pathlib import Path
@@ -24,11 +26,18 @@ def cards() -> dict[str, Card]:
     found = [
         read_card(path, f"bakeoff.{path.parts[-3]}.{path.parts[-2]}") for path in sorted(here.glob("*/*/card.toml"))
     ]
+    known = {card.slug: card for card in found}
     for entry in metadata.entry_points(group=GROUP):
-        spec = util.find_spec(entry.value)
-        for folder in (spec.submodule_search_locations or []) if spec else []:
-            found += [read_card(p, f"{entry.value}.{p.parts[-2]}") for p in sorted(Path(folder).glob("*/card.toml"))]
-    return {card.slug: card for card in found}
+        try:
+            spec = util.find_spec(entry.value)
+            for folder in (spec.submodule_search_locations or []) if spec else []:
+                for path in sorted(Path(folder).glob("*/card.toml")):
+                    card = read_card(path, f"{entry.value}.{path.parts[-2]}")
+                    if known.setdefault(card.slug, card) is not card:
+                        raise InputError(f"there is a method {card.slug!r} already", str(path), "choose another slug")
+        except (ImportError, InputError) as error:  # one plug-in must not take all methods along
+            print(f"bakeoff: plug-in {entry.name} left out: {error}", file=sys.stderr)
+    return known
 
 
 def read_card(path: Path, package: str) -> Card:
@@ -36,8 +45,10 @@ def read_card(path: Path, package: str) -> Card:
     try:
         data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
         fields: dict[str, Any] = {k: tuple(v) if k in _LISTS else v for k, v in data.items()}
+        if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,59}", str(data.get("slug", ""))):
+            raise ValueError("the slug must be lower-case letters, digits and hyphens")
         return Card(package=package, **fields)
-    except (tomllib.TOMLDecodeError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise InputError(str(error), str(path), "compare it with the card of another method") from error
 
 

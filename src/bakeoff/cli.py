@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+import traceback
 from importlib import import_module
 from itertools import groupby
 from json import dumps
@@ -120,13 +121,18 @@ def _switches() -> list[inspect.Parameter]:
 
 
 def _split(kind: Any, tokens: Any) -> list[str]:
-    return [part.strip() for part in tokens[0].value.split(",") if part.strip()]
+    names = [part.strip() for token in tokens for part in token.value.split(",") if part.strip()]
+    if not names:
+        raise InputError("no name given", "--contenders", "write NAME,NAME")
+    return names
 
 
 def _finish(report: Any, line: str, as_json: bool) -> int:
     """Print what came out and choose the exit code."""
     print(dumps(report.to_json(), indent=1, allow_nan=False) if as_json else report.table())
     if report.page is None:
+        for stop in (signal.SIGINT, signal.SIGTERM):  # a second one has nothing left to interrupt
+            signal.signal(stop, signal.SIG_IGN)
         print(f"\nInterrupted; what is finished is kept. Go on with:\n  {line}", file=sys.stderr)
         return 130
     print(f"Report: {report.page}", file=sys.stderr if as_json else sys.stdout)
@@ -202,15 +208,15 @@ def main() -> None:
         code = _run(method, tokens[2:]) if method else _call(app, tokens)
     except (InputError, CycloptsError) as error:
         if "--verbose" in tokens:
-            raise
+            traceback.print_exc()
         print("bakeoff:", " ".join(str(error).split()), file=sys.stderr)
         code = 4 if isinstance(error, MissingExtraError) else 2
     except KeyboardInterrupt:
         print(f"\nInterrupted. Go on with:\n  {shlex.join(['bakeoff', *tokens])}", file=sys.stderr)
         code = 130
-    except BrokenPipeError:  # the reader of our output went away
+    except BrokenPipeError:  # the reader of our output went away: as if by SIGPIPE
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
+        code = 128 + signal.SIGPIPE
     sys.exit(code)
 
 

@@ -127,7 +127,7 @@ WRONG = [
     (["run", "toy", "--contenders", "nobody"], "choose from: trimmed"),
     (["run", "toy", "--rival", "nowhere:f"], "--rival"),
     (["run", "toy", "--rival", "os"], "write module:object"),
-    (["run", "toy", "--rival", "math:pi"], "neither a function nor a Contender"),
+    (["run", "toy", "--rival", "math:pi"], "cannot take part"),
     (["run", "toy", "--seeds", "0"], "--seeds"),
     (["run", "toy", "-j", "0"], "--jobs"),
     (["run", "toy", "--timeout", "-1"], "--timeout"),

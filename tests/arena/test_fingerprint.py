@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -206,3 +208,40 @@ def test_library_code_counts_by_version_only():
     fingerprint._collect(np.linalg.norm, seen)
     assert fingerprint._own_source("numpy.linalg") is None
     assert "numpy.linalg" not in seen
+
+
+class Weighted:
+    """Holds something that a contender works with."""
+
+    def __init__(self, weights):
+        self.weights = weights
+
+    def call(self, data, seed):
+        return float(sum(self.weights)) + data
+
+
+def scaled(data, seed, params=None, parts=()):
+    return data * params["value"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (partial(scaled, params={"value": 3.0}), partial(scaled, params={"value": 99.0})),
+        (partial(scaled, parts=[np.zeros(2)]), partial(scaled, parts=[np.ones(2)])),
+        (partial(scaled, parts=(scaled,)), partial(scaled, parts=(len,))),
+        (Weighted([1, 2]).call, Weighted([1, 3]).call),
+    ],
+    ids=["dict", "array in a list", "function in a tuple", "bound method"],
+)
+def test_values_bound_to_a_contender_count(one, other):
+    assert fingerprint.of_code(one) == fingerprint.of_code(one)
+    assert fingerprint.of_code(one) != fingerprint.of_code(other)
+
+
+def test_values_that_a_script_sets_as_it_goes_count(tmp_path):
+    script = "from bakeoff.arena.fingerprint import of_code\nw = [3.0]\nf = lambda d, s: w[0]\nfirst = of_code(f)\n"
+    script += "w[0] = 99.0\nprint(first != of_code(f))\n"
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    assert subprocess.run([sys.executable, path], capture_output=True, text=True, check=True).stdout == "True\n"

@@ -389,7 +389,8 @@ def check_page(page: str) -> Words:
     script = re.search(r"<script>(.*?)</script>", page, re.S)
     assert script is not None
     digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    policy = "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; style-src 'unsafe-inline'; "
+    policy += f"script-src 'sha256-{digest}'"
     assert ("meta", "content", policy) in words.attributes
     for tag, name, value in words.attributes:
         assert not name.startswith("on")

@@ -144,6 +144,16 @@ def test_variant_m_wants_its_cache(model, calibration):
         FasaCache(calibration, "X")
 
 
+def test_cache_of_another_calibration(model, calibration):
+    slow = FasaCalibration(
+        {i: torch.arange(8.0).expand(4, -1) for i in range(2)}, calibration.rotary, calibration.n_tip
+    )
+    fast = FasaCalibration({i: -ca for i, ca in slow.ca.items()}, slow.rotary, slow.n_tip)
+    for other in (fast, slow.with_n_tip(slow.n_tip + 1)):
+        with Fasa(slow).attach(model), pytest.raises(ValueError, match="of another calibration"):
+            model.generate(some_ids(20), cache=FasaCache(other), max_new_tokens=2)
+
+
 def test_attached_twice(model, calibration):
     with Fasa(calibration).attach(model) as fasa:
         with pytest.raises(ValueError, match="replaced already"):

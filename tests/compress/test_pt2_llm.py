@@ -28,6 +28,15 @@ def test_weights_of_other_precision_are_computed_in_float32(dtype):
     assert made.alpha.dtype == torch.float32
 
 
+def test_parameters_and_inputs_that_require_gradients():
+    _, C = drawn()
+    layer = torch.nn.Linear(32, 6)
+    made = PT2LLM(block_size=16).ternarize(layer.weight, C.requires_grad_())
+    assert not made.alpha.requires_grad
+    again = PT2LLM(block_size=16).ternarize(layer.weight.detach(), C.detach())
+    assert torch.equal(made.dequantize(), again.dequantize())
+
+
 def test_double_precision_changes_almost_nothing():
     W, C = drawn(16, 64)
     single, double = (PT2LLM(block_size=16, dtype=d).ternarize(W, C) for d in (torch.float32, torch.float64))

@@ -1,5 +1,7 @@
 """The bout of PT2-LLM: what load refuses, models of the user's own, and what a run leaves behind."""
 
+import copy
+import dataclasses
 import json
 import math
 import os
@@ -200,6 +202,15 @@ def test_rivals_are_what_they_say(data):
     found = named["absmean"].call(data, 0).model.model.layers[0].mlp.up_proj.dequantize()
     scale = W.abs().mean()
     torch.testing.assert_close(found, scale * (W / scale).round().clamp(-1, 1), rtol=1e-3, atol=1e-5)
+
+
+def test_weights_of_zeros_stay_zero(data):
+    model = copy.deepcopy(data.model)
+    model.model.layers[0].mlp.up_proj.weight.zero_()
+    zeros = dataclasses.replace(data, model=model)
+    for contender in bout.contenders(zeros)[:7]:
+        layer = contender.call(zeros, 0).model.model.layers[0].mlp.up_proj
+        assert (layer.dequantize() == 0).all(), contender.name
 
 
 def test_errors_of_layers_are_squared_and_relative(data):

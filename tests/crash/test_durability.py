@@ -350,7 +350,7 @@ MANY = """if True:
         return memory / 1024, len(os.listdir("/proc/self/fd"))
 
     planned = plan.make(catalog.find("toy"), {}, Settings(seeds=SEEDS), command="")
-    store.open_folder(Path("out"))
+    store.open_folder(Path("out"), "toy")
     journal = store.Journal(Path("out"))
     states = []
     def done(run):

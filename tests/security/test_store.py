@@ -66,7 +66,7 @@ def test_option_naming_a_variable_stays():
 def folder(tmp_path, toy) -> Path:
     """Sound results of two contenders and two seeds, without a process for each."""
     out = tmp_path / "out"
-    store.open_folder(out)
+    store.open_folder(out, "toy")
     planned = plan.make(toy, {}, Settings(seeds=2, contenders=["mean"]), command="bakeoff run toy")
     store.write_bout(out, planned.bout)
     journal = store.Journal(out)
@@ -263,8 +263,9 @@ def test_links_in_a_results_folder_are_refused(folder, tmp_path, link, cli):
     (folder / link).symlink_to(target)
     done = cli("run", "toy", "--out", folder, "--seeds", 1)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    with pytest.raises(InputError), store.locked(folder, "lock" if link == ".lock" else f"../{link}/x"):
-        pytest.fail("locked")
+    if link == ".lock":
+        with pytest.raises(InputError), store.locked(folder):
+            pytest.fail("locked")
     assert target.read_text() == "precious"
 
 

@@ -23,16 +23,13 @@ def hold(
 
     KeyboardInterrupt ends it with a report of what is finished that has no page; nothing that was finished is lost.
     """
-    for name, value in [("jobs", settings.jobs), ("timeout", settings.timeout), ("memory", settings.memory)]:
-        if value is not None and not 0 < value < 1e9:
-            raise InputError(f"{value:g} is out of range", f"--{name}", "give a number above 0")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     folder = (settings.out or Path(f"bakeoff-{card.slug}")).absolute()
     settings = replace(settings, out=folder, jobs=settings.jobs or cores)
     planned = plan.make(card, options, settings, command=command, guests=guests)
     tasks = plan.shard(planned.tasks, settings.shard) if settings.shard else planned.tasks
-    store.open_folder(folder)
-    with store.locked(folder, f"lock-{settings.shard.replace('/', '-of-')}" if settings.shard else "lock"):
+    store.open_folder(folder, card.slug)
+    with store.locked(folder, settings.shard):
         bout = store.write_bout(folder, planned.bout)
         runs, interrupted, problems = _run(folder, card, tasks, settings)
         bout = replace(bout, notes=(*bout.notes, *problems))
@@ -47,7 +44,10 @@ def _run(folder: Path, card: Card, tasks: Sequence[Task], settings: Settings) ->
     final = {r.key: r for r in stored if r.status == "ok" or not settings.retry_failed}
     done = {t.run.key: final[t.run.key] for t in tasks if t.run.key in final and _kept(t.keep, final[t.run.key])}
     todo = [task for task in tasks if task.run.key not in done]
-    journal, progress = store.Journal(folder), Progress(card.slug, len(tasks), len(done))
+    journal, progress = (
+        store.Journal(folder),
+        Progress(card.slug, len(tasks), len(done), sum(run.status != "ok" for run in done.values())),
+    )
 
     def record(run: Run) -> None:
         done[run.key] = journal.append(run)
@@ -101,26 +101,31 @@ def rebuild(folders: Sequence[Path], out: Path | None, cards: Mapping[str, Card]
     problems = [problem for _, bad in stored for problem in bad]
     best = {run.key: run for run in sorted(runs, key=lambda run: run.status == "ok")}
     target = (out or folders[0]).absolute()
-    if target not in [f.absolute() for f in folders]:
-        store.open_folder(target)
+    store.open_folder(target, bout.method)
+    with store.locked(target):
+        there = {run.key: run.status for run in store.read_runs(target)[0]}
         journal = store.Journal(target)
-        for run in best.values():
+        for run in (run for run in best.values() if there.get(run.key) not in ("ok", run.status)):
             journal.append(run)
+        journal.close()
         store.write_bout(target, bout)
-    return publish(target, replace(bout, notes=(*bout.notes, *problems)), list(best.values()), cards.get(bout.method))
+        bout = replace(bout, notes=(*bout.notes, *problems))
+        return publish(target, bout, list(best.values()), cards.get(bout.method))
 
 
 def write_board(folders: Sequence[Path], out: Path) -> Path:
     """One page of all these bake-offs, each linked to a copy of its report beside the page."""
     from bakeoff.arena.report import board
 
+    if not folders:
+        raise InputError("no results folder given", "board", "bakeoff board DIR [DIR ...]")
     reports, links = [], []
     for folder in folders:
         bout = store.read_bout(folder)
         report = Report.build(bout, plan.select(bout, store.read_runs(folder)[0]))
-        figures = {p.name: p.stem for p in sorted((folder / "figures").glob("*"))}
-        reports.append(replace(report, figures=figures))
-        links.append(f"{bout.method}.html")
+        reports.append(replace(report, figures=store.read_figures(folder)))
+        again = sum(other.bout.method == bout.method for other in reports) - 1
+        links.append(f"{bout.method}-{again + 1}.html" if again else f"{bout.method}.html")
         store.write_atomic(out / links[-1], reports[-1].to_html(folder))
     store.write_atomic(out / "index.html", board(reports, links))
     return out / "index.html"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from bakeoff.arena.runner import OnDone, run_local
-from bakeoff.arena.types import MissingExtraError, Run, Settings, Task
+from bakeoff.arena.types import InputError, MissingExtraError, Run, Settings, Task
 
 
 def execute(tasks: Iterable[Task], on_done: OnDone, settings: Settings, preload: tuple[str, ...] = ()) -> None:
@@ -17,6 +18,9 @@ def execute(tasks: Iterable[Task], on_done: OnDone, settings: Settings, preload:
     if settings.engine == "local":
         return run_local(tasks, on_done, settings, preload)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    if settings.address:
+        _reach(settings.address)
     try:
         import ray
     except ImportError:
@@ -27,7 +31,7 @@ def execute(tasks: Iterable[Task], on_done: OnDone, settings: Settings, preload:
     remote = ray.remote(num_cpus=1, max_retries=0)(_on_node)
     waiting: dict[Any, Task] = {}
     try:
-        waiting.update((remote.remote(task, replace(settings, jobs=1), preload), task) for task in tasks)
+        waiting.update((remote.remote(task, settings, preload), task) for task in tasks)
         while waiting:
             for handle in ray.wait(list(waiting), timeout=1.0)[0]:
                 task = waiting.pop(handle)
@@ -44,8 +48,21 @@ def execute(tasks: Iterable[Task], on_done: OnDone, settings: Settings, preload:
             ray.shutdown()
 
 
+def _reach(address: str) -> None:
+    """An InputError at once where nothing listens; Ray itself would wait for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except OSError as error:
+            raise InputError(
+                f"{address} does not answer ({error})", "--address", "give HOST:PORT of a cluster"
+            ) from error
+
+
 def _on_node(task: Task, settings: Settings, preload: tuple[str, ...]) -> Run:
     """A Ray task: on its node the run gets a process of its own, so that all limits hold there too."""
     records: list[Run] = []
-    run_local([task], records.append, settings, preload)
+    here = replace(settings, jobs=os.cpu_count())  # for its share of the node's memory
+    run_local([task], records.append, here, preload)
     return records[0]

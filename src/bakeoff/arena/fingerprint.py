@@ -20,6 +20,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import cloudpickle
+
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
 
 def digest(*parts: Any) -> str:
     """A short stable hash of JSON-like parts."""
@@ -80,11 +84,15 @@ def _collect(function: Any, seen: set[str], outer: tuple[Any, ...] = ()) -> Any:
         return "itself"
     outer = (*outer, function)
     if isinstance(function, functools.partial):
-        named = sorted(function.keywords.items())
-        values = (function.func, *function.args, *(v for _, v in named))
-        return [[_collect(v, seen, outer) for v in values], [k for k, _ in named]]
+        keywords = sorted(function.keywords.items())
+        values = (function.func, *function.args, *(v for _, v in keywords))
+        return [[_collect(v, seen, outer) for v in values], [k for k, _ in keywords]]
+    if isinstance(function, list | tuple):
+        return [_collect(v, seen, outer) for v in function]
+    if isinstance(function, dict):
+        return [[repr(k), _collect(v, seen, outer)] for k, v in function.items()]
     if not callable(function):
-        return repr(function) if isinstance(function, int | float | str | bool | tuple | type(None)) else None
+        return _value(function)
     if not inspect.isroutine(function) and not inspect.isclass(function):  # an object with __call__
         bound = getattr(function, "__dict__", {}).values()
         return [_collect(type(function), seen), [_collect(v, seen, outer) for v in bound]]
@@ -95,8 +103,23 @@ def _collect(function: Any, seen: set[str], outer: tuple[Any, ...] = ()) -> Any:
         return code.co_code.hex() + repr(code.co_consts) if code else repr(function)
     assert file is not None
     _follow_lines(_source(file, function.__module__), first, first + len(lines) - 1, seen)
-    cells = getattr(function, "__closure__", None) or ()
-    return [function.__qualname__, [_collect(cell.cell_contents, seen, outer) for cell in cells]]
+    bound = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    if inspect.ismethod(function):
+        bound.append(function.__self__)
+    if function.__module__ == "__main__" and inspect.isfunction(function):  # a script or notebook sets these as it goes
+        named = [function.__globals__.get(name) for name in function.__code__.co_names]
+        bound += [v for v in named if not callable(v) and not inspect.ismodule(v)]
+    return [function.__qualname__, [_collect(v, seen, outer) for v in bound]]
+
+
+def _value(value: Any) -> str:
+    """A value by its content; one that cannot be written down by its type."""
+    if isinstance(value, int | float | str | bool | type(None)):
+        return repr(value)
+    try:
+        return hashlib.sha256(cloudpickle.dumps(value)).hexdigest()
+    except Exception:  # whatever the object's own pickling raises
+        return repr(type(value))
 
 
 class _Source(NamedTuple):
@@ -122,11 +145,19 @@ def _parse(path: str, module: str, changed: int) -> _Source:
 
 
 def _names_defined(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+    if isinstance(node, _DEFINITIONS):
         return [node.name]
     if isinstance(node, ast.Import | ast.ImportFrom):
         return [_bound(alias) for alias in node.names]
-    return [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    inner = [n.name for n in ast.walk(node) if isinstance(n, _DEFINITIONS)]  # under an if, say
+    return inner + [_base(n) for n in ast.walk(node) if isinstance(getattr(n, "ctx", None), ast.Store)]
+
+
+def _base(node: Any) -> str:
+    """The name in ``name``, ``name[key]`` or ``name.part``."""
+    while isinstance(node, ast.Subscript | ast.Attribute | ast.Starred):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _bound(alias: ast.alias) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import operator
 import re
 import sys
@@ -36,10 +37,10 @@ def make(
 ) -> Plan:
     """Load the input once, which finds the user's mistakes (InputError) before any run, and lay out the runs."""
     seeds = card.seeds if settings.seeds is None else settings.seeds
-    if seeds < 1:
-        raise InputError(f"{seeds} is too few", "--seeds", "give 1 or more; intervals need 5")
+    if wrong := [k for k, v in options.items() if isinstance(v, float) and not math.isfinite(v)]:
+        raise InputError(f"{options[wrong[0]]} is not a number", f"--{wrong[0].replace('_', '-')}", "give a number")
     module, data = _load(card, options)
-    guests = [*guests, *map(guest, settings.rival)]
+    guests = [*map(checked, guests), *map(guest, settings.rival)]
     known = [*module.contenders(data), *guests]
     _check_names([c.name for c in known])
     chosen, absent = _choose(known, settings.contenders, {g.name for g in guests}, card)
@@ -64,7 +65,7 @@ def make(
         absent=absent,
         notes=tuple(getattr(data, "notes", ())),
     )
-    blobs = {own.name: cloudpickle.dumps(own) for own in guests}
+    blobs = {own.name: _pickled(own) for own in guests}
     keep = settings.out if settings.keep else None
     tasks = [_task(bout, card, options, c.name, seed, blobs, keep) for seed in bout.seeds for c in chosen]
     if settings.claims:
@@ -90,7 +91,7 @@ def _load(card: Card, options: Mapping[str, Any]) -> tuple[ModuleType, Any]:
         data = module.load(**options)
         paper = next(c for c in module.contenders(data) if c.role == "paper")
         for need in paper.needs:
-            if find_spec(need) is None:
+            if _lacks(need):
                 raise ModuleNotFoundError(name=need)
     return module, data
 
@@ -113,7 +114,7 @@ def _choose(
     # The paper's is what all others are compared with; a guest was named by --rival already.
     always = {c.name for c in known if c.role == "paper"} | guests
     wanted = [c for c in known if c.name in always or (c.name in names if names else not c.optional)]
-    lacking = {c.name: ", ".join(need for need in c.needs if find_spec(need) is None) for c in wanted}
+    lacking = {c.name: ", ".join(filter(_lacks, c.needs)) for c in wanted}
     how = f"pip install 'bakeoff[{card.extra},rivals]'"
     absent = {name: f"needs {needs}: {how}" for name, needs in lacking.items() if needs}
     return [c for c in wanted if c.name not in absent], absent
@@ -174,6 +175,7 @@ def merge(bouts: Sequence[Bout]) -> Bout:
     seeds: set[int] = set()
     contenders: dict[str, Contender] = {}
     codes: dict[str, str] = {}
+    absent = {name: why for bout in bouts for name, why in bout.absent.items()}
     for bout in bouts:
         if (bout.method, bout.input_hash) != (first.method, first.input_hash):
             raise InputError("the folders hold different bouts or inputs", "report", "give folders of one bout only")
@@ -183,7 +185,10 @@ def merge(bouts: Sequence[Bout]) -> Bout:
                 raise InputError(what, "report", "run its parts again with one version")
         contenders.update({c.name: c for c in bout.contenders})
         seeds |= set(bout.seeds)
-    return replace(first, seeds=tuple(sorted(seeds)), contenders=tuple(contenders.values()), codes=codes)
+    absent = {name: why for name, why in absent.items() if name not in contenders}
+    command = re.sub(r" --shard[= ]\S+", "", first.command) if len(bouts) > 1 else first.command
+    present = tuple(contenders.values())
+    return replace(first, seeds=tuple(sorted(seeds)), contenders=present, codes=codes, absent=absent, command=command)
 
 
 def guest(text: str) -> Contender:
@@ -196,8 +201,30 @@ def guest(text: str) -> Contender:
     except Exception as error:
         reason = f"{type(error).__name__}: {error}" if colon else "no colon"
         raise InputError(f"cannot import {text!r} ({reason})", "--rival", "write module:object") from error
-    if isinstance(found, Contender):
-        return found
-    if not callable(found):
-        raise InputError(f"{text!r} is neither a function nor a Contender", "--rival", "name a function (data, seed)")
-    return Contender(attribute, "rival", found, f"your own: {text}")
+    return checked(found if isinstance(found, Contender) else Contender(attribute, "rival", found, f"your own: {text}"))
+
+
+def checked(given: Any) -> Contender:
+    """A contender, or a function, from outside; InputError where it cannot take part."""
+    own = given if isinstance(given, Contender) else None
+    found = own or Contender(getattr(given, "__name__", repr(given)), "rival", given, "your own")
+    texts = isinstance(found.name, str) and isinstance(found.why, str) and all(isinstance(n, str) for n in found.needs)
+    if not callable(found.call) or not texts or found.role not in ("rival", "floor"):
+        how = 'it needs a name, the role "rival" or "floor", and a function (data, seed) -> output'
+        raise InputError(f"{found.name!r} cannot take part", "--rival", how)
+    return found
+
+
+def _pickled(own: Contender) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(own))
+    except Exception as error:  # whatever an object that it holds raises
+        what = f"{own.name!r} cannot be sent to another process ({type(error).__name__}: {error})"
+        raise InputError(what, "--rival", "let it make what it needs when it is called") from error
+
+
+def _lacks(module: str) -> bool:
+    try:
+        return find_spec(module) is None
+    except (ImportError, ValueError):  # its parent is missing
+        return True

@@ -14,9 +14,9 @@ _QUIET_SECONDS = 10.0
 
 
 class Progress(Bars):
-    """Shows on stderr how many runs of `total` are done; `before` are there already."""
+    """Shows on stderr how many runs of `total` are done; `before` are there already, `failed` of these not ok."""
 
-    def __init__(self, title: str, total: int, before: int) -> None:
+    def __init__(self, title: str, total: int, before: int, failed: int) -> None:
         console, bad = Console(stderr=True), TextColumn("[red]{task.fields[bad]}")
         columns = [TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), bad, TimeElapsedColumn()]
         columns.append(TimeRemainingColumn(elapsed_when_finished=True))
@@ -25,7 +25,8 @@ class Progress(Bars):
         self._total, self._before, self._count, self._failed = total, before, before, 0
         self._start = self._said = time.monotonic()
         if before:
-            console.print(f"{before} of {total} runs are there already", highlight=False)
+            again = f", {failed} of them not ok: --retry-failed runs these again" if failed else ""
+            console.print(f"{before} of {total} runs are there already{again}", highlight=False)
 
     def done(self, run: Run) -> None:
         """Count one finished run."""

@@ -76,7 +76,9 @@ class Report:
 
     @property
     def warning(self) -> str:
-        """Line 1 of every report whose floor is not beaten; else empty."""
+        """Line 1 of every report whose floor is not beaten, or whose method has no result; else empty."""
+        if not any(row.contender == self.method and row.primary for row in self.summary.rows):
+            return f"{self.method} has no result: no run of it ended ok."
         floors = [row.versus for row in self.summary.rows if row.role == "floor" and row.versus]
         told = [f"against {v.rival}: {verdict_text(v, self.method)}" for v in floors if v.verdict != "better"]
         return f"The floor is not beaten ({', '.join(told)})." if self.summary.floor_beaten is False else ""

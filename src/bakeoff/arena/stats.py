@@ -291,6 +291,7 @@ def _notes(bout: Bout, ended: dict[str, dict[int, str]], gains: dict[str, _Gains
     for unit, n, seeds in dict.fromkeys((g.unit, len(g.values), len(g.seeds)) for g in gains.values() if not g.problem):
         mean = f", means of {seeds} seeds: intervals speak for new examples, not new seeds" if unit == "example" else ""
         notes.append(f"paired by {unit} over {n} {unit}s{mean}{overlap}")
-    if not bout.overlap and any(row.versus and row.versus.difference and row.versus.p is None for row in rows):
-        notes.append(f"{len(bout.seeds)} seeds cannot show p < 0.05 (Holm over {len(gains)} comparisons)")
+    untested = [row.contender for row in rows if row.versus and row.versus.difference and row.versus.p is None]
+    if untested and not bout.overlap:
+        notes.append(f"too few pairs to show p < 0.05 (Holm over {len(gains)} comparisons) against {', '.join(untested)}")
     return notes + ([f"timings taken with {bout.jobs} runs at a time"] if bout.jobs > 1 else [])

@@ -22,7 +22,7 @@ from urllib.parse import quote
 from bakeoff.arena.types import SCHEMA, Bout, InputError, Run, from_json, to_json
 
 _SLUG = re.compile(r"[A-Za-z0-9][\w.-]{0,59}")
-_SECRET_NAME = re.compile(r"(?i)key|token|secret|passw|credential|auth")
+_SECRET_NAME = re.compile(r"(?i)(?:^|_)(?:\w*key|token|secret|passw\w*|credentials?|auth)(?:$|_)")
 _SECRET_OPTION = re.compile(r"(?i)(?:_key|token|secret|passw(?:or)?d)$")
 _MASK = "REDACTED"
 _SECRET_SHAPES = {
@@ -41,7 +41,7 @@ def redact(value: Any) -> Any:
     """Replace whatever is or looks like a secret in all strings of a JSON-like value, such as a run or a bout."""
     options = value.get("options", {}) if isinstance(value, dict) else {}
     secrets = [v for k, v in options.items() if isinstance(v, str) and _SECRET_OPTION.search(k)]
-    secrets += [v for k, v in os.environ.items() if _SECRET_NAME.search(k)]
+    secrets += [v for k, v in os.environ.items() if _SECRET_NAME.search(k) and v not in _names(value)]
     hub = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
     for file in (hub / "token", Path.home() / ".huggingface" / "token"):
         with contextlib.suppress(OSError, UnicodeDecodeError):
@@ -50,12 +50,25 @@ def redact(value: Any) -> Any:
     return _redact(value, sorted(forms, key=len, reverse=True))
 
 
-def _redact(value: Any, secrets: list[str]) -> Any:
+def _names(value: Any) -> set[str]:
+    """What a record or bout calls its method, contenders and metrics: none of it is a secret, whatever it equals."""
+    if not isinstance(value, dict):
+        return set()
+    listed = [part["name"] for kind in ("contenders", "metrics") for part in value.get(kind, ())]
+    return {*listed, *value.get("scores", ()), *(value[k] for k in ("method", "contender") if k in value)}
+
+
+def _redact(value: Any, secrets: list[str], free: bool = False) -> Any:
+    """`free`: keys are the user's own words, so that a value under one like api_key is hidden whatever it is."""
     if isinstance(value, dict):
-        hidden = {k for k, v in value.items() if isinstance(v, str) and v and _SECRET_OPTION.search(str(k))}
-        return {_redact(k, secrets): _MASK if k in hidden else _redact(v, secrets) for k, v in value.items()}
+        hidden = {k for k, v in value.items() if free and isinstance(v, str) and v and _SECRET_OPTION.search(str(k))}
+        own = ("options", "details", "environment")
+        return {
+            _redact(k, secrets): _MASK if k in hidden else _redact(v, secrets, free or k in own)
+            for k, v in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_redact(v, secrets) for v in value]
+        return [_redact(v, secrets, free) for v in value]
     if not isinstance(value, str):
         return value
     for secret in secrets:
@@ -97,35 +110,51 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def open_folder(out: Path) -> None:
-    """Make or re-open a results folder; InputError where it cannot be one, or holds anything but a bake-off."""
+def open_folder(out: Path, method: str) -> None:
+    """Make or re-open a results folder; InputError where it cannot be one, or holds anything but runs of `method`."""
     where = f"--out {str(out)!r}"
     if not str(out).isprintable() or any(len(part.encode()) > 255 for part in out.parts):
         raise InputError("not a usable folder name", where, "use printable characters, at most 255 bytes a part")
     try:
         out.mkdir(parents=True, exist_ok=True)
         there = sorted(out.iterdir())
-        if there and not {"bout.json", "runs"} & {p.name for p in there}:
-            raise InputError(f"the folder holds other files ({there[0].name!r} ...)", where, "choose an empty folder")
+        other = [p.name for p in there if p.name != "runs" and not p.name.startswith((".lock", ".bout.json."))]
+        if other and not (out / "bout.json").exists():
+            raise InputError(f"the folder holds other files ({other[0]!r} ...)", where, "choose an empty folder")
         if links := [p.name for p in there if p.is_symlink()]:
             raise InputError(f"{links[0]!r} in it points elsewhere", where, "choose an empty folder")
         (out / "runs").mkdir(exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the folder: {error.strerror}", where, "choose another") from error
+    found = method
+    with contextlib.suppress(InputError):  # none yet, or damaged: it will be written
+        found = read_bout(out).method
+    if found != method:
+        raise InputError(f"the folder holds results of {found}", where, "choose another")
 
 
 @contextlib.contextmanager
-def locked(folder: Path, name: str = "lock") -> Iterator[None]:
-    """Hold the folder until this process dies, however it dies; InputError names another process that holds it."""
-    path = folder / f".{name}"
+def locked(folder: Path, shard: str | None = None) -> Iterator[None]:
+    """Hold the folder until this process dies, however it dies; InputError names another process that holds it.
+
+    A shard shares the folder with others, but not with itself.
+    """
+    with _lock(folder / ".lock", fcntl.LOCK_SH if shard else fcntl.LOCK_EX), contextlib.ExitStack() as own:
+        if shard:
+            own.enter_context(_lock(folder / f".lock-{shard.replace('/', '-of-')}", fcntl.LOCK_EX))
+        yield
+
+
+@contextlib.contextmanager
+def _lock(path: Path, kind: int) -> Iterator[None]:
     with _writing(path):
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             busy = f"in use by another bakeoff (process {os.read(handle, 32).decode(errors='replace').strip()})"
-            raise InputError(busy, str(folder), "wait for it or choose another --out") from None
+            raise InputError(busy, str(path.parent), "wait for it or choose another --out") from None
         with _writing(path):
             os.ftruncate(handle, 0)
             os.pwrite(handle, str(os.getpid()).encode(), 0)
@@ -232,6 +261,13 @@ def read_bout(folder: Path) -> Bout:
     except (OSError, StopIteration, *_DAMAGE) as error:
         how = "run the same command again to rewrite it"
         raise InputError(f"damaged: {type(error).__name__}", repr(str(path)), how) from error
+
+
+def read_figures(folder: Path) -> dict[str, str]:
+    """The figures that the report in a folder has, with their captions; none where there is no intact report."""
+    with contextlib.suppress(OSError, *_DAMAGE):
+        return dict(from_json(dict[str, str], json.loads((folder / "report.json").read_text())["figures"]))
+    return {}
 
 
 def write_csv(folder: Path, runs: list[Run]) -> None:

@@ -211,6 +211,22 @@ class Settings:
     retry_failed: bool = False
     rival: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        for name in ("contenders", "rival"):  # from Python one name may stand alone
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, (value,))
+        whole = {"seeds": 10_000, "jobs": 10_000}
+        for name, most in {**whole, "timeout": 1e9, "memory": 1e9}.items():
+            value = getattr(self, name)
+            kind = int if name in whole else (int, float)
+            if value is not None and not (isinstance(value, kind) and 0 < value <= most):
+                what = "a whole number" if name in whole else "a number"
+                raise InputError(f"{value!r} is out of range", f"--{name}", f"give {what} above 0, at most {most:g}")
+        if self.engine not in ("local", "ray"):
+            raise InputError(f"no engine {self.engine!r}", "--engine", "choose local or ray")
+        if self.address and self.engine != "ray":
+            raise InputError("it is the address of a Ray cluster", "--address", "add --engine ray")
+
 
 @dataclass(frozen=True)
 class Task:

@@ -27,7 +27,7 @@ def write(name: str, root: Path) -> list[Path]:
     if not (source / "catalog.py").is_file():
         raise InputError("no checkout of bakeoff", str(root), "go to its folder or give --root")
     room, method = source / match[1], match[2]
-    if room.exists() and not (room / "__init__.pyi").is_file():
+    if (room.exists() and not (room / "__init__.pyi").is_file()) or room.with_suffix(".py").exists():
         raise InputError(f"{match[1]!r} is a part of bakeoff and no room", "new", "choose another room")
     test, bench = root / "tests" / match[1] / f"test_{method}.py", root / "benchmarks" / f"bench_{method}.py"
     if taken := [str(p) for p in [*source.glob(f"*/{method}"), test, bench] if p.exists()]:

@@ -47,9 +47,8 @@ def optq(
     Tensor (n, N), in the dtype of W; computed in float64.
     """
     order = column_order(H, act_order)
-    H64 = H.double()[order][:, order]
-    U, _ = inverse_factor(H64, damping(H, damp))
-    rounded = sweep(W.double()[:, order], U, grid.to(H64).take(order), block_size)
+    U, _ = inverse_factor(ordered(H, order), damping(H, damp))
+    rounded = sweep(W.double()[:, order], U, grid.to(U).take(order), block_size)
     return scatter(rounded, order, W)
 
 
@@ -84,6 +83,11 @@ def column_order(H: torch.Tensor, act_order: bool) -> torch.Tensor:
     return live[diagonal[live].argsort(descending=True, stable=True)] if act_order else live
 
 
+def ordered(H: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """Rows and columns in this order, float64."""
+    return H[order[:, None], order].double()
+
+
 def scatter(Q: torch.Tensor, order: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Undo `column_order`: columns with dead inputs are 0."""
     result = torch.zeros_like(like)
@@ -114,11 +118,13 @@ def inverse_factor(H: torch.Tensor, lam: float) -> tuple[torch.Tensor, float]:
     """
     if not len(H):
         return H, lam
-    eye = torch.eye(len(H), dtype=H.dtype, device=H.device)
     most, tried = MOST_DAMPING * float(H.diagonal().mean()), lam
     while True:
         # the Cholesky factor of the reversed matrix, reversed back: H = R R' with R upper triangular, U = inv(R)
-        L, failed = torch.linalg.cholesky_ex((H + tried * eye).flip(0, 1))
+        damped = H.flip(0, 1)
+        damped.diagonal().add_(tried)
+        L, failed = torch.linalg.cholesky_ex(damped)
+        del damped
         if not failed:
             break
         if tried >= most:
@@ -126,6 +132,7 @@ def inverse_factor(H: torch.Tensor, lam: float) -> tuple[torch.Tensor, float]:
         tried = min(max(10 * tried, 1e-8 * most), most)
     if tried > lam:
         warnings.warn(f"damping raised from {lam:.3g} to {tried:.3g} to factor the covariance", stacklevel=2)
+    eye = torch.eye(len(H), dtype=H.dtype, device=H.device)
     return torch.linalg.solve_triangular(L.flip(0, 1), eye, upper=True), tried
 
 

@@ -106,7 +106,7 @@ def walk(
     replaced: list[tuple[str, nn.Module]] = []
     try:
         for index, (name, block) in enumerate(zip(prefix, chosen, strict=False)):
-            walker = _Block(block, name, index, chunks, paired, act_bits, skip, dtype)
+            walker = _Block(block, name, index, chunks, paired, act_bits, skip, dtype, index + 1 == len(chosen))
             for done, of, at in walker.run(quantize, replaced):
                 if progress is not None:
                     progress(index * of + done, len(chosen) * of, at)
@@ -129,8 +129,9 @@ class _Block:
         act_bits: int | None,
         skip: tuple[str, ...],
         dtype: torch.dtype,
+        last: bool,
     ) -> None:
-        self.dtype = dtype
+        self.dtype, self.last = dtype, last
         self.block, self.name, self.index, self.chunks, self.act_bits = block, name, index, chunks, act_bits
         self.original = clone(block) if paired else None
         for module in self.original.modules() if self.original is not None else ():
@@ -141,8 +142,9 @@ class _Block:
         """Replace the layers; after each group (groups done, groups in all, name)."""
         total, done = sum(len(part.groups) for part in self.parts), 0
         for part in self.parts:
+            ahead = not (self.last and part is self.parts[-1])  # nobody reads what comes after the last part
             for group in part.groups:
-                H, G = self._gather(part, group[0])
+                H, G = self._gather(part, group[0], ahead and group is part.groups[-1])
                 for name in group:
                     layer: Any = self.block.get_submodule(name)
                     full = f"{self.name}.{name}" if self.name else name
@@ -154,47 +156,60 @@ class _Block:
                     replaced.append((full, layer))
                 done += 1
                 yield done, total, f"{self.name}.{group[0]}" if self.name else group[0]
-            for chunk in self.chunks:
+            for chunk in self.chunks if ahead else ():
                 settings = chunk.settings[self.index]
                 chunk.quantized = part.run(self.block, chunk.quantized, settings)
-                if self.original is not None:
+                if self.original is not None and not part.groups:
                     chunk.real = part.run(self.original, chunk.real, settings)
 
-    def _gather(self, part: Part, name: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """H and G at the input of a layer, as running means over tokens in float32."""
-        H = G = torch.zeros(())
+    def _gather(self, part: Part, name: str, ahead: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """H and G at the input of a layer, as running means over tokens; `ahead`: the float stream walks the part."""
+        H: torch.Tensor | None = None
+        G: torch.Tensor | None = None
         count = 0
         for chunk in self.chunks:
-            noisy = self._input(part, self.block, name, chunk.quantized, chunk)
+            noisy, _ = self._input(part, self.block, name, chunk.quantized, chunk)
             if self.act_bits is not None:
                 noisy = fake_quantize(noisy, self.act_bits)
             count += len(noisy)
-            share = len(noisy) / count
-            H = H * (1 - share) + noisy.T @ noisy * (share / len(noisy))
+            H = _mean(H, noisy, noisy, count)
             if self.original is not None:
-                exact = self._input(part, self.original, name, chunk.real, chunk)
-                G = G * (1 - share) + noisy.T @ exact * (share / len(noisy))
-        return H, G if self.original is not None else None
+                exact, after = self._input(part, self.original, name, chunk.real, chunk, ahead)
+                G = _mean(G, noisy, exact, count)
+                chunk.real = chunk.real if after is None else after
+        assert H is not None
+        return H, G
 
-    def _input(self, part: Part, block: nn.Module, name: str, hidden: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-        """What one layer reads, (tokens, N) float32, in a forward pass that ends there."""
+    def _input(
+        self, part: Part, block: nn.Module, name: str, hidden: torch.Tensor, chunk: Chunk, ahead: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What one layer reads, (tokens, N), in a forward pass that ends there, or with `ahead` goes on to its end."""
         seen: list[torch.Tensor] = []
+        after = None
 
-        def stop(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        def note(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
             seen.append(inputs[0])
-            raise _StopError
+            if not ahead:
+                raise _StopError
 
-        handle = block.get_submodule(name).register_forward_pre_hook(stop)
+        handle = block.get_submodule(name).register_forward_pre_hook(note)
         try:
             with suppress(_StopError):
-                part.run(block, hidden, chunk.settings[self.index])
+                after = part.run(block, hidden, chunk.settings[self.index])
         finally:
             handle.remove()
         x = seen[0] if chunk.kept is None else seen[0][chunk.kept]
         x = x.reshape(-1, x.shape[-1]).to(self.dtype)
         if not x.isfinite().all():
             raise ValueError(f"NaN or infinite activations at the input of {self.name}.{name}")
-        return x
+        return x, after
+
+
+def _mean(mean: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, count: int) -> torch.Tensor:
+    """The mean of left x right' over `count` tokens, of which these are the last; `mean`, that of the others, is reused."""
+    share = len(left) / count
+    product = (left.T @ right).mul_(share / len(left))
+    return product if mean is None else mean.mul_(1 - share).add_(product)
 
 
 def clone(model: nn.Module) -> Any:

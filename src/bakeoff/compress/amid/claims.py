@@ -2,7 +2,7 @@
 
 Thresholds were fixed before any run of the bout and of these checks, but not without knowledge: those of ``steering``,
 which has nothing random in it, and the expectations of the scan rest on earlier trials with other code. The two rows
-"better than" DistiLLM and forward KL came later, before the bout of eight seeds: without them "held" stood beside the
+"better than" DistiLLM and forward KL came later, before the bout of five seeds: without them "held" stood beside the
 paper's claim for what only was not worse.
 """
 

@@ -63,7 +63,7 @@ class Fasa:
     ValueError
         n_fac below 1; keep_sink + keep_recent above n_fac; an unknown choice; at `attach`, another model's
         calibration (the differences are listed) or a model that FASA cannot speak of; at a forward pass, a prompt
-        beyond the model's longest context, or variant M without its cache.
+        beyond the model's longest context, a cache of another calibration, or variant M without its cache.
 
     References
     ----------
@@ -158,6 +158,8 @@ class Fasa:
             raise ValueError(
                 f"variant M needs its own cache, not a {type(cache).__name__}: generate(cache=fasa.cache())"
             )
+        if isinstance(cache, FasaCache) and past == 0:
+            self._check_copy(cache)
 
         def attend(
             module: Any,
@@ -179,6 +181,12 @@ class Fasa:
             return self._masked(query, key, value, mask, scaling, dims, self.budgets[layer])
 
         return attend
+
+    def _check_copy(self, cache: FasaCache) -> None:
+        """The cache must copy the dimensions that are read here: those of others would give wrong scores silently."""
+        for layer, dims in zip(cache.layers, self._dims.values(), strict=False):
+            if layer.dims is not None and not torch.equal(layer.dims.cpu(), dims.cpu()):
+                raise ValueError("the FasaCache is of another calibration: generate(cache=fasa.cache())")
 
     def _step(
         self,

@@ -162,7 +162,7 @@ def contenders(data: Data) -> tuple[Contender, ...]:
         Contender("TWN", "rival", twn, "the classic ternary form: a scale a row, no calibration"),
         Contender("absmean", "rival", absmean, "BitNet's rounding, meant for training: why calibration is needed"),
         Contender("OPTQ-2bit", "rival", optq_2bit, "what most use; 13 % more bytes"),
-        Contender("AWQ-2bit", "rival", awq_2bit, "popular scaling of columns; 13 % more bytes"),
+        Contender("AWQ-2bit", "rival", awq_2bit, "popular scaling of columns; 14 % more bytes, with its column scales"),
         *(
             Contender(
                 f"no-{'-'.join(parts)}", "rival", partial(pt2_llm, without=parts), f"without {' and '.join(parts)}"

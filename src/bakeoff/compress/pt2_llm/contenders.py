@@ -168,7 +168,7 @@ def absmean(data: Data, seed: int) -> Quantized:
 
     def make(W: torch.Tensor, bias: torch.Tensor | None, _: torch.Tensor) -> Any:
         alpha = W.abs().mean()
-        return _scaled_rows((W / alpha).round().clamp(-1, 1), alpha.expand(len(W)), bias)
+        return _scaled_rows((W / (alpha if alpha > 0 else 1)).round().clamp(-1, 1), alpha.expand(len(W)), bias)
 
     return quantized(data, seed, "grid", make)
 

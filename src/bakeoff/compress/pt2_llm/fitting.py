@@ -11,6 +11,8 @@ import torch
 
 TINY_DETERMINANT = 1e-8
 """An alignment whose 2x2 system is this close to singular is not taken [ours]."""
+UNSEEN = 1e-6
+"""A share of the inputs' power; sums of inputs with less are rounding errors of a float32 C [ours]."""
 
 
 class Fit(NamedTuple):
@@ -106,7 +108,7 @@ def aligned(B: torch.Tensor, C: torch.Tensor, fit: Fit) -> Fit:
 
     Solves the 2x2 system of each row [paper, eq. 12] in float64. (The vectorised form that the paper prints as eq. 13
     equals it only for diagonal C and makes the error larger elsewhere.) Levels are not updated, and a row keeps its
-    grid where the system is singular or nearly so.
+    grid where the system is singular or nearly so, as where the inputs sum to zero and the offset reaches no output.
     """
     B64, C64, T = B.double(), C.double(), fit.T.double()
     ones = C64.sum(1)
@@ -114,12 +116,13 @@ def aligned(B: torch.Tensor, C: torch.Tensor, fit: Fit) -> Fit:
     TC = T @ C64
     A, Bv, P, R = (TC * T).sum(1), T @ ones, (TC * B64).sum(1), B64 @ ones
     den = d * A - Bv * Bv
-    solvable = den > TINY_DETERMINANT * d * A
+    summed = d > UNSEEN * C64.diagonal().sum()
+    solvable = summed & (den > TINY_DETERMINANT * d * A)
     safe = torch.where(solvable, den, 1.0)
     alpha = torch.where(solvable, (d * P - Bv * R) / safe, fit.alpha.double())
     mu = torch.where(solvable, (A * R - Bv * P) / safe, fit.mu.double())
     equal = fit.T.amin(1) == fit.T.amax(1)  # one level only: alpha says nothing, mu is the weighted mean
-    weighted = R / d if d > TINY_DETERMINANT * C64.diagonal().sum() else fit.mu.double()
+    weighted = R / d if summed else fit.mu.double()
     alpha, mu = torch.where(equal, 0.0, alpha), torch.where(equal, weighted, mu)
     flipped = torch.where(alpha < 0, -1, 1).to(torch.int8)
     return Fit(fit.T * flipped[:, None], alpha.abs().to(B.dtype), mu.to(B.dtype), fit.rounds)

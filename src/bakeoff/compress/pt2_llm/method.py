@@ -84,6 +84,7 @@ class PT2LLM:
         self.block_size, self.itf, self.aga, self.ssr = block_size, itf, aga, ssr
         self.damp, self.max_iter, self.skip, self.dtype = damp, max_iter, skip, dtype
 
+    @torch.no_grad()
     def ternarize(self, W: torch.Tensor, C: torch.Tensor) -> TernaryWeight:
         """The ternary form of one weight.
 

@@ -60,7 +60,8 @@ class Qronos:
     transform : {"none", "hadamard", "equalize"}
         Rewrite the weights first, without changing what the model computes, so that they round better.
     skip : tuple of str
-        Layers whose name ends with one of these stay as they are; embeddings always do.
+        Layers whose name ends with one of these stay as they are; embeddings always do. "lm_head" has to be among them:
+        quantizing it, tied or not, is not supported.
     dtype : torch.dtype
         In which H and G are gathered; rounding is in float64.
 
@@ -132,8 +133,8 @@ class Qronos:
         Raises
         ------
         ValueError
-            A model that is quantized already, too few tokens, a group size that a layer cannot have, a tied lm_head
-            that is not skipped, layers that are not supported, or values that are not finite. The model keeps its
+            A model that is quantized already, too few tokens, a group size that a layer cannot have, an lm_head that is
+            not skipped, layers that are not supported, or values that are not finite. The model keeps its
             layers then.
         """
         batches = list(calibration)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from bakeoff.compress._shared.grid import Grid
-from bakeoff.compress._shared.rounding import Damp, column_order, damping, inverse_factor, scatter, sweep
+from bakeoff.compress._shared.rounding import Damp, column_order, damping, inverse_factor, ordered, scatter, sweep
 
 
 def qronos(
@@ -32,11 +32,12 @@ def qronos(
     order = column_order(H, act_order)
     if not len(order):
         return torch.zeros_like(W)
-    H64, G64 = (matrix.double()[order][:, order] for matrix in (H, G))
-    W64, grid64 = W.double()[:, order], grid.to(H64).take(order)
+    W64 = W.double()[:, order]
+    H64, grid64 = ordered(H, order), grid.to(W64).take(order)
+    past = W64 @ ordered(G, order).T
+    first = grid64.round_column((past[:, 0] - W64[:, 1:] @ H64[0, 1:]) / H64[0, 0], 0)
     U, lam = inverse_factor(H64[1:, 1:], damping(H, damp))
-    first = grid64.round_column((W64 @ G64[0] - W64[:, 1:] @ H64[0, 1:]) / H64[0, 0], 0)
-    wanted = W64 @ G64[1:].T + lam * W64[:, 1:] - torch.outer(first, H64[1:, 0])
+    wanted = past[:, 1:] + lam * W64[:, 1:] - torch.outer(first, H64[1:, 0])
     rest = wanted @ U.T @ U
     rounded = sweep(rest, U, grid64.take(torch.arange(1, len(order))), block_size)
     return scatter(torch.cat([first[:, None], rounded], 1), order, W)
@@ -58,7 +59,7 @@ def gptaq(
     `strength` 0.25 is the setting of its authors for language models.
     """
     order = column_order(H, act_order)
-    H64, G64 = (matrix.double()[order][:, order] for matrix in (H, G))
+    H64, G64 = ordered(H, order), ordered(G, order)
     U, _ = inverse_factor(H64, damping(H, damp))
     P = strength * torch.triu((G64.T - H64) @ U.T, 1) @ U
     return scatter(sweep(W.double()[:, order], U, grid.to(H64).take(order), block_size, P), order, W)
@@ -67,7 +68,7 @@ def gptaq(
 def gpfq(W: torch.Tensor, H: torch.Tensor, G: torch.Tensor, grid: Grid, *, act_order: bool = True) -> torch.Tensor:
     """GPFQ: round each column for the error so far; nothing is spread ahead, and there is no damping."""
     order = column_order(H, act_order)
-    H64, G64 = (matrix.double()[order][:, order] for matrix in (H, G))
+    H64, G64 = ordered(H, order), ordered(G, order)
     W64, grid64 = W.double()[:, order], grid.to(H64).take(order)
     wanted = W64 @ torch.tril(G64).T
     Q = torch.zeros_like(W64)
