@@ -206,7 +206,7 @@ class _Block:
 
 
 def _mean(mean: torch.Tensor | None, left: torch.Tensor, right: torch.Tensor, count: int) -> torch.Tensor:
-    """The mean of left x right' over `count` tokens, of which these are the last; `mean`, that of the others, is reused."""
+    """Mean of left x right' over `count` tokens, of which these are the last; `mean`, that of the others, is reused."""
     share = len(left) / count
     product = (left.T @ right).mul_(share / len(left))
     return product if mean is None else mean.mul_(1 - share).add_(product)

@@ -6,7 +6,8 @@ length of the context, after a look at two draws: with a short one FASA found .1
 .40.
 Two more choices followed a look: random planes are run without forced tokens (with 4 sinks and 8 recents they were .03
 nat better than StreamingLLM on the first text), and SnapKV's budget is halved between prompt and last tokens (with 52
-of 64 for the prompt it was worse than random tokens). The verdicts are less certain than their intervals say.
+of 64 for the prompt it was worse than random tokens; where questions are asked, the prompt has all of it). The verdicts
+are less certain than their intervals say.
 """
 
 from __future__ import annotations

@@ -198,13 +198,13 @@ def check_retrieval(seed: int) -> dict[str, float]:
     from bakeoff.inputs.language import default_text, random_windows, smollm2, split_tokens
 
     from .calibration import calibrate_fasa
-    from .selectors import Planes, SnapKV, everything, streaming
+    from .selectors import Planes, PromptSnapKV, everything, streaming
 
     language = smollm2()
     train, test = split_tokens(language.tokenizer, default_text())
     calibration = calibrate_fasa(language.model, random_windows(train, 1, 2048, seed), stride=64)
     prompt, questions = _haystack(language.tokenizer, random_windows(test, 1, HAYSTACK, seed)[0], seed)
-    snapkv, cache = SnapKV(), DynamicCache(config=language.model.config)
+    snapkv, cache = PromptSnapKV(), DynamicCache(config=language.model.config)
     _ask(language.model, prompt, cache, snapkv, len(prompt))  # fills the cache, and SnapKV sees the prompt
     right = {}
     selectors: dict[str, Selector] = {"full": everything, "fasa": Planes(calibration.dims())}

@@ -141,6 +141,17 @@ class SnapKV:
         return seen.keep(torch.cat([votes, later], -1).unsqueeze(2), max(seen.n // 2, seen.recent))
 
 
+class PromptSnapKV(SnapKV):
+    """SnapKV as published, for a few tokens behind the prompt: these and its window are kept, the rest is voted."""
+
+    def __call__(self, seen: Seen) -> torch.Tensor:
+        super().__call__(seen)
+        votes = self.votes[seen.layer]
+        later = seen.key.shape[2] - seen.prompt
+        scores = torch.cat([votes, votes.new_full((*votes.shape[:2], later), -1.0)], -1)
+        return seen.keep(scores.unsqueeze(2), later + self.window)
+
+
 def h2o(seen: Seen) -> torch.Tensor:
     """H2O: half the budget for the last tokens, half for those with the most attention so far, the sinks among them.
 
