@@ -293,5 +293,6 @@ def _notes(bout: Bout, ended: dict[str, dict[int, str]], gains: dict[str, _Gains
         notes.append(f"paired by {unit} over {n} {unit}s{mean}{overlap}")
     untested = [row.contender for row in rows if row.versus and row.versus.difference and row.versus.p is None]
     if untested and not bout.overlap:
-        notes.append(f"too few pairs to show p < 0.05 (Holm over {len(gains)} comparisons) against {', '.join(untested)}")
+        names = ", ".join(untested)
+        notes.append(f"too few pairs to show p < 0.05 (Holm over {len(gains)} comparisons) against {names}")
     return notes + ([f"timings taken with {bout.jobs} runs at a time"] if bout.jobs > 1 else [])
