@@ -91,6 +91,14 @@ def test_statistics_are_those_of_two_full_forward_passes(changes: dict):
     assert not torch.allclose(*found["model.layers.1.mlp.down_proj"], rtol=1e-2)
 
 
+def test_streams_go_on_behind_a_half_without_layers_to_quantize():
+    model, tokens = llama(), ids()
+    whole = statistics(clone(model), [tokens])
+    found = statistics(clone(model), [tokens], skip=("gate_proj", "up_proj", "down_proj"))
+    assert len(found) == 8
+    assert all(torch.equal(a, b) for name in found for a, b in zip(found[name], whole[name], strict=True))
+
+
 def test_unpaired_walk_has_the_same_h_and_no_g():
     model, tokens = llama(), ids()
     both, one = statistics(clone(model), [tokens]), statistics(clone(model), [tokens], paired=False)
