@@ -47,7 +47,7 @@ def compare(method: str, *, extra: Sequence[Contender] = (), **options: Any) -> 
     shared = inspect.signature(Settings).parameters
     chosen: dict[str, Any] = {k: Path(v) if k == "out" else v for k, v in options.items() if k in shared}
     own = {k: v for k, v in options.items() if k not in shared}
-    options |= {"extra": [c.name for c in extra]} if extra else {}
+    options |= {"extra": [getattr(c, "name", c) for c in extra]} if extra else {}
     command = f"bakeoff.compare({', '.join([repr(method), *(f'{k}={v!r}' for k, v in options.items())])})"
     report = contest.hold(catalog.find(method), own, Settings(**chosen), command=command, guests=extra)
     if report.page is None:
