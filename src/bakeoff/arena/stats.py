@@ -289,8 +289,8 @@ def _notes(bout: Bout, ended: dict[str, dict[int, str]], gains: dict[str, _Gains
     notes += [g.problem for g in gains.values() if g.problem]
     overlap = f", overlapping splits: Nadeau-Bengio factor with r = {bout.overlap:.4g}, no p" if bout.overlap else ""
     for unit, n, seeds in dict.fromkeys((g.unit, len(g.values), len(g.seeds)) for g in gains.values() if not g.problem):
-        mean = f", means of {seeds} seed{'s' * (seeds != 1)}: intervals speak for new examples, not new seeds" if unit == "example" else ""
-        notes.append(f"paired by {unit} over {n} {unit}s{mean}{overlap}")
+        means = f", means of {seeds} seed{'s' * (seeds != 1)}: intervals speak for new examples, not new seeds"
+        notes.append(f"paired by {unit} over {n} {unit}s{means if unit == 'example' else ''}{overlap}")
     untested = [row.contender for row in rows if row.versus and row.versus.difference and row.versus.p is None]
     if untested and not bout.overlap:
         names = ", ".join(untested)
