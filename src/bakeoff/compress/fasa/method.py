@@ -75,8 +75,14 @@ class Fasa:
     >>> import torch
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> from bakeoff.compress import Fasa, calibrate_fasa
-    >>> config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-    ...                      num_attention_heads=2, num_key_value_heads=1)
+    >>> config = LlamaConfig(
+    ...     vocab_size=64,
+    ...     hidden_size=32,
+    ...     intermediate_size=64,
+    ...     num_hidden_layers=2,
+    ...     num_attention_heads=2,
+    ...     num_key_value_heads=1,
+    ... )
     >>> model = LlamaForCausalLM(config).eval()
     >>> ids = torch.randint(0, 64, (1, 64), generator=torch.Generator().manual_seed(0))
     >>> with Fasa(calibrate_fasa(model, ids), n_fac=32).attach(model) as fasa:
