@@ -128,6 +128,12 @@ def test_not_a_calibration_file(tmp_path: Path, calibration):
         FasaCalibration.load(broken)
 
 
+def test_calibration_beyond_the_window(model):
+    longest = model.config.max_position_embeddings
+    with pytest.raises(ValueError, match=f"longest context is {longest}"):
+        calibrate_fasa(model, some_ids(longest + 1))
+
+
 def test_prompt_beyond_the_window(model, calibration):
     with Fasa(calibration).attach(model) as fasa, pytest.raises(ValueError, match=r"a prompt of 129 tokens; .* 128"):
         model.generate(some_ids(129), cache=fasa.cache(), max_new_tokens=1)

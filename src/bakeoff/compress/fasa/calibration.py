@@ -142,8 +142,8 @@ def calibrate_fasa(
     Raises
     ------
     ValueError
-        No rotary positions, see `rotary_of`; fewer than 4 k tokens; n_tip beyond the planes; another model's
-        `previous`.
+        No rotary positions, see `rotary_of`; fewer than 4 k tokens or more than the model's longest context;
+        n_tip beyond the planes; another model's `previous`.
 
     Notes
     -----
@@ -159,6 +159,9 @@ def calibrate_fasa(
     k = min(256, length // 4) if k is None else k
     if k < 1 or length < 4 * k or stride < 1:
         raise ValueError(f"a calibration text of at least {max(4 * k, 4)} tokens is needed, 4 k; found {length}")
+    longest = model.config.get_text_config(decoder=True).max_position_embeddings
+    if length > longest:
+        raise ValueError(f"a calibration text of {length} tokens; the model's longest context is {longest}")
     agreement = _Agreement(rotary, torch.arange(length // 2, length, stride), k)
     undo = install(model, lambda tokens, cache: agreement)
     try:
