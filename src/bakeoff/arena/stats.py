@@ -186,7 +186,8 @@ def judge_claim(claim: Claim, bout: Bout, runs: list[Run]) -> ClaimResult:
     bounds = [x for x in (g.mean.low, g.mean.high) if x is not None]
     low, high = bounds or (g.values.min(), g.values.max())
     word: ClaimWord = "held" if low >= margin else "not held" if high < margin else "not shown"
-    why = f"{what}, {g.mean.n} {g.unit}s; needed: {needed} or {'more' if better == 'higher' else 'less'}"
+    n, side = g.mean.n, "more" if better == "higher" else "less"
+    why = f"{what}, {n} {g.unit}{'s' * (n != 1)}; needed: {needed} or {side}"
     if claim.rival and not bounds:
         word, why = "not shown", f"{why}; too few runs for an interval"
     word = "by design" if by_design and word != "not held" else word
@@ -247,7 +248,8 @@ def _gains(bout: Bout, runs: list[Run], metric: Metric, *names: str) -> _Gains:
     if not seeds:
         lacking = [name for name, ok in zip(names, found, strict=True) if not ok] or names
         n = sum(run.contender in lacking for run in runs)
-        return _Gains(f"no seed with {metric.name} in {n} runs of {' and '.join(lacking)}")
+        who = " and ".join(lacking)
+        return _Gains(f"no seed with {metric.name} in {n} runs of {who}" if n else f"{who} did not run")
     sides = [[ok[seed] for seed in seeds] for ok in found]
     lengths = {len(run.examples.get(metric.name, [])) for side in sides for run in side}
     unit: Unit = "example" if not bout.overlap and len(lengths) == 1 and min(lengths) >= MIN_EXAMPLES else "seed"

@@ -48,14 +48,14 @@ def check_checkpoint(folder: Path, *, trust_pickle: bool = False) -> dict[str, A
     config = _read_config(folder / "config.json")
     if "auto_map" in json.dumps(config):
         raise CheckpointError(
-            f"{folder.name} brings code of its own (auto_map in config.json)",
+            f"{folder} brings code of its own (auto_map in config.json)",
             "such a checkpoint is never loaded; use an architecture that transformers has",
         )
     if any(folder.glob("*.safetensors")):
         return config
     pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
     if not pickles:
-        raise CheckpointError(f"{folder.name} has no weights", "it needs *.safetensors beside config.json")
+        raise CheckpointError(f"{folder} has no weights", "it needs *.safetensors beside config.json")
     if not trust_pickle:
         raise CheckpointError(
             f"{pickles[0]} is a pickle, which can run any code", "save it as safetensors, or add --trust-pickle"
@@ -68,7 +68,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(
-            f"{path.parent.name} has no readable config.json", "give the folder that save_pretrained wrote"
+            f"{path.parent} has no readable config.json", "give the folder that save_pretrained wrote"
         ) from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON ({error})", "save the model again") from error
@@ -103,14 +103,14 @@ def load_causal_lm(folder: Path, *, trust_pickle: bool = False) -> tuple[Any, An
         )
     except Exception as error:  # whatever the host raises on a file that it cannot use
         raise CheckpointError(
-            f"{folder.name}: {type(error).__name__}: {_first_line(error)}",
+            f"{folder}: {type(error).__name__}: {_first_line(error)}",
             f"{config.get('architectures', ['it'])[0]} must load with AutoModelForCausalLM",
         ) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise CheckpointError(
-            f"{folder.name}: no tokenizer: {_first_line(error)}", "save the tokenizer into the same folder"
+            f"{folder}: no tokenizer: {_first_line(error)}", "save the tokenizer into the same folder"
         ) from error
     return model.eval().requires_grad_(False), tokenizer
 

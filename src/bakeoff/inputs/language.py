@@ -157,7 +157,7 @@ def check_model(folder: Path | None, trust_pickle: bool = False, where: str = "-
         raise InputError(error.what, where, error.how) from error
     if quantized := config.get("quantization_config"):
         method = quantized.get("quant_method", "an unnamed method") if isinstance(quantized, dict) else quantized
-        raise InputError(f"{folder.name} is already quantized ({method})", where, "give the original checkpoint")
+        raise InputError(f"{folder} is already quantized ({method})", where, "give the original checkpoint")
     return config
 
 

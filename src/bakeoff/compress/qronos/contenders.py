@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import torch
 
     from bakeoff.compress._shared.grid import Grid
+    from bakeoff.compress._shared.rounding import Damp
+
+    from .transforms import Transform
 
     Rounding = Callable[[torch.Tensor, torch.Tensor, Any, Grid], torch.Tensor]
 
@@ -34,8 +37,8 @@ class Data:
     group_size: int | None
     act_bits: int | None
     kv_bits: int | None
-    transform: str
-    damp: float | str
+    transform: Transform
+    damp: Damp
     samples: int
     seq_len: int
     exponents: int = 21
@@ -84,8 +87,8 @@ def qronos(data: Data, seed: int) -> Quantized:
         group_size=data.group_size,
         act_bits=data.act_bits,
         kv_bits=data.kv_bits,
-        transform=data.transform,  # type: ignore[arg-type]
-        damp=data.damp,  # type: ignore[arg-type]
+        transform=data.transform,
+        damp=data.damp,
     )
     return _result(data, quantizer.quantize(model, [calibration], blocks=data.blocks), calibration)
 
@@ -101,14 +104,14 @@ def optq(data: Data, seed: int) -> Quantized:
     """OPTQ with H of the quantized stream."""
     from bakeoff.compress._shared.rounding import optq as rounding
 
-    return _walked(data, seed, lambda W, H, G, grid: rounding(W, H, grid, damp=data.damp), paired=False)  # type: ignore[arg-type]
+    return _walked(data, seed, lambda W, H, G, grid: rounding(W, H, grid, damp=data.damp), paired=False)
 
 
 def gptaq(data: Data, seed: int) -> Quantized:
     """GPTAQ with its authors' strength for language models."""
     from .rounding import gptaq as rounding
 
-    return _walked(data, seed, partial(rounding, damp=data.damp))  # type: ignore[arg-type]
+    return _walked(data, seed, partial(rounding, damp=data.damp))
 
 
 def gpfq(data: Data, seed: int) -> Quantized:
@@ -147,7 +150,7 @@ def _replaced(data: Data, seed: int, layer: Any, paired: bool) -> Quantized:
     from .transforms import transformed
 
     model, calibration = _prepared(data, seed)
-    transformed(model, data.transform, [calibration])  # type: ignore[arg-type]
+    transformed(model, data.transform, [calibration])
     walk(
         model,
         [calibration],

@@ -15,7 +15,7 @@ TransformName = Literal["none", "hadamard", "equalize"]
 
 def check_options(
     bits: float, group_size: int, act_bits: int, kv_bits: int, transform: str, damp: str, samples: int, seq_len: int
-) -> float | str:
+) -> float | Literal["sigma"]:
     """All that needs no file to be read; gives the damping."""
     if bits not in BITS:
         raise InputError(f"{bits} is not supported", "--bits", f"choose {', '.join(map(str, BITS))}")
@@ -30,7 +30,7 @@ def check_options(
         if value < least:
             raise InputError(f"{value} is too small", f"--{name}", f"at least {least}")
     try:
-        share = damp if damp == "sigma" else float(damp)
+        share: float | Literal["sigma"] = "sigma" if damp == "sigma" else float(damp)
     except ValueError:
         share = math.nan
     if not (share == "sigma" or 0 <= float(share) < math.inf):
